@@ -45,8 +45,8 @@ pub fn beside(path: &Path) -> PathBuf {
     path.with_file_name(format!(".{name}.{}-{number}.tmp", std::process::id()))
 }
 
-/// Removes leftovers of killed writes below a directory, except below `not_in`.
-pub fn remove_unfinished(dir: &Path, not_in: &Path) -> Result<(), FileError> {
+/// Removes leftovers of killed writes below a directory, except below those of `not_in`.
+pub fn remove_unfinished(dir: &Path, not_in: &[&Path]) -> Result<(), FileError> {
     for entry in fs::read_dir(dir).map_err(FileError::of("list", dir))?.flatten() {
         let path = entry.path();
         let name = entry.file_name();
@@ -55,7 +55,7 @@ pub fn remove_unfinished(dir: &Path, not_in: &Path) -> Result<(), FileError> {
         if name.starts_with(b".") && name.ends_with(b".tmp") {
             let removed = if is_dir { fs::remove_dir_all(&path) } else { fs::remove_file(&path) };
             removed.map_err(FileError::of("remove", &path))?;
-        } else if is_dir && path != not_in {
+        } else if is_dir && !not_in.contains(&path.as_path()) {
             remove_unfinished(&path, not_in)?;
         }
     }

@@ -41,6 +41,7 @@ pub mod balancer;
 pub mod etcd;
 pub mod files;
 pub mod machine;
+pub mod postgres;
 pub mod report;
 pub mod root;
 pub mod server;

@@ -1,5 +1,5 @@
-//! the state of the machine → the report. Reads only, on a thread that may block; the only wait is one of a second at most
-//! for HAProxy.
+//! the state of the machine → the report. Reads only, on a thread that may block; the only waits are one of a second at
+//! most for HAProxy, and one of two seconds at most for Patroni.
 
 use jiff::Timestamp;
 use raftsman_api::v1;
@@ -16,6 +16,7 @@ use crate::machine::delivery;
 use crate::machine::disk;
 use crate::machine::firewall;
 use crate::machine::upgrade::UpgradeError;
+use crate::postgres;
 use crate::supervisor::launch::Launcher;
 use crate::supervisor::packages::UNKNOWN;
 use crate::supervisor::ports;
@@ -50,6 +51,8 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
     for program in [Program::Haproxy, Program::Keepalived] {
         programs.push(program_report(agent, program)?.0);
     }
+    let (postgres, program) = postgres_report(agent)?;
+    programs.push(program);
     let balances = matches!(agent.supervisor.of(Program::Haproxy).view().state, State::Running(_));
     Ok(v1::ReportReply {
         fleet_id: boot.fleet_id,
@@ -68,6 +71,7 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         agent_program: Some(agent.upgrade.report(&agent.root)),
         programs,
         balancer: balances.then(|| balancer::report(&agent.root)),
+        postgres,
     })
 }
 
@@ -117,7 +121,7 @@ fn program_report(agent: &Agent, program: Program) -> Result<(v1::ProgramReport,
         current_version: current.unwrap_or_default(),
         config: match program {
             Program::Etcd => String::new(),
-            Program::Haproxy | Program::Keepalived => config::as_sent(root, program, &config),
+            Program::Haproxy | Program::Keepalived | Program::Patroni => config::as_sent(root, program, &config),
         },
         config_digest,
         running_config_digest: if runs { record.config_digest.clone() } else { String::new() },
@@ -143,6 +147,7 @@ fn wire(program: Program) -> v1::Program {
         Program::Etcd => v1::Program::Etcd,
         Program::Haproxy => v1::Program::Haproxy,
         Program::Keepalived => v1::Program::Keepalived,
+        Program::Patroni => v1::Program::Patroni,
     }
 }
 
@@ -156,7 +161,7 @@ fn etcd_report(agent: &Agent, into_data: bool) -> Result<(v1::EtcdReport, v1::Pr
     let View { own, state, .. } = view;
     let started = match own {
         Own::Etcd(started) => started,
-        Own::Package(_) => Started::default(),
+        Own::Package(_) | Own::Patroni(_) => Started::default(),
     };
     let runs = matches!(state, State::Running(_));
     let data = data(agent, !runs || into_data);
@@ -175,6 +180,16 @@ fn etcd_report(agent: &Agent, into_data: bool) -> Result<(v1::EtcdReport, v1::Pr
         running_trust: if runs { running_trust(started.trust) } else { Vec::new() },
     };
     Ok((report, program))
+}
+
+fn postgres_report(agent: &Agent) -> Result<(Option<v1::PostgresReport>, v1::ProgramReport), ReportError> {
+    let (program, view, _) = program_report(agent, Program::Patroni)?;
+    let started = match view.own {
+        Own::Patroni(started) => started,
+        Own::Etcd(_) | Own::Package(_) => postgres::prestart::Started::default(),
+    };
+    let runs = matches!(view.state, State::Running(_));
+    Ok((postgres::report(&agent.root, &agent.launcher, &started, runs)?, program))
 }
 
 fn running_trust(trust: Trust) -> Vec<v1::RunningTrust> {

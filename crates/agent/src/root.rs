@@ -3,6 +3,7 @@
 use std::path::{Path, PathBuf};
 
 use crate::files::{self, FileError};
+use crate::postgres;
 use crate::supervisor::program::{Program, Source};
 
 /// Where an image carries binaries, beside the agent's own (tools/image-tree).
@@ -35,10 +36,10 @@ impl Root {
                 files::make_dir(&dir, mode)?;
             }
         }
-        // Leftovers of a killed agent; etcd handles its own data.
+        // Leftovers of a killed agent; etcd and PostgreSQL handle their own data.
         let programs = Program::ALL.map(|program| program.files(self).dir().to_path_buf());
         for dir in programs.into_iter().chain([self.0.join("agent")]) {
-            files::remove_unfinished(&dir, &self.data())?;
+            files::remove_unfinished(&dir, &[&self.data(), &postgres::data::dir(self)])?;
         }
         Ok(())
     }

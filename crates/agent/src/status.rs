@@ -19,8 +19,13 @@ use crate::machine::delivery::DeliveryError;
 use crate::machine::firewall::FirewallError;
 use crate::machine::measure::MeasureError;
 use crate::machine::upgrade::UpgradeError;
+use crate::postgres::config::PatroniConfigError;
+use crate::postgres::login::LoginError;
+use crate::postgres::prestart::PostgresPrestartError;
+use crate::postgres::rest::RestError;
 use crate::report::ReportError;
 use crate::supervisor::binaries::BinaryError;
+use crate::supervisor::bundle::BundleError;
 use crate::supervisor::config::ConfigError;
 use crate::supervisor::launch::LaunchError;
 use crate::supervisor::service::ServiceError;
@@ -148,6 +153,9 @@ impl Coded for BinaryError {
             Self::Version(_) | Self::Digest(_) | Self::Unknown(_) | Self::OtherBytes { .. } => Code::InvalidArgument,
             Self::NotPinned { .. } | Self::OtherPin { .. } => Code::PermissionDenied,
             Self::Swapped { .. } => Code::FailedPrecondition,
+            Self::Bundle { source: BundleError::File(error), .. } => error.code(),
+            Self::Bundle { source: BundleError::Changed { .. }, .. } => Code::FailedPrecondition,
+            Self::Bundle { .. } => Code::InvalidArgument,
             Self::Pins(_) => Code::Internal,
             Self::File(error) => error.code(),
         }
@@ -157,7 +165,7 @@ impl Coded for BinaryError {
 impl Coded for ConfigError {
     fn code(&self) -> Code {
         match self {
-            Self::OtherConfig { .. } | Self::Foreign { .. } => Code::InvalidArgument,
+            Self::OtherConfig { .. } | Self::Foreign { .. } | Self::HasSecrets(_) => Code::InvalidArgument,
             Self::NoInterface(_) => Code::FailedPrecondition,
             Self::File(error) => error.code(),
         }
@@ -171,6 +179,62 @@ impl Coded for PrestartError {
                 Code::FailedPrecondition
             }
             Self::Certs(error) => error.code(),
+            Self::Postgres(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for PostgresPrestartError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NoCertificate(_) | Self::NoEtcdTrust | Self::OtherData { .. } => Code::FailedPrecondition,
+            Self::File(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for PatroniConfigError {
+    fn code(&self) -> Code {
+        match self {
+            Self::OtherConfig { .. }
+            | Self::Foreign(_)
+            | Self::Twice(_)
+            | Self::Missing(_)
+            | Self::OtherAddress { .. }
+            | Self::NoSecret(_)
+            | Self::UnknownSecret(_)
+            | Self::UnusableSecret(_)
+            | Self::TooLong
+            | Self::Trust(_) => Code::InvalidArgument,
+            Self::Root(_) => Code::FailedPrecondition,
+            Self::User(_) => Code::Internal,
+            Self::File(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for RestError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NotConfigured | Self::NoCertificate => Code::FailedPrecondition,
+            // What it refuses depends on the state of the cluster.
+            Self::Refused { status: 401 | 403, .. } => Code::Internal,
+            Self::Refused { .. } => Code::FailedPrecondition,
+            Self::Setting(_) => Code::InvalidArgument,
+            Self::Http(_) => Code::Unavailable,
+            Self::Certs(error) => error.code(),
+            Self::Unusable(_) | Self::Trust(_) => Code::Internal,
+            Self::File(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for LoginError {
+    fn code(&self) -> Code {
+        match self {
+            Self::NotConfigured => Code::FailedPrecondition,
+            Self::Trust(_) | Self::Unusable(_) => Code::Internal,
+            Self::File(error) => error.code(),
         }
     }
 }

@@ -63,12 +63,19 @@ pub enum CertsError {
 #[derive(Clone, Debug)]
 pub struct Store {
     dir: PathBuf,
+    key_mode: u32,
 }
 
 impl Store {
     /// The store in this directory.
     pub fn new(dir: PathBuf) -> Self {
-        Self { dir }
+        Self { dir, key_mode: files::FOR_PROGRAM }
+    }
+
+    /// The same, with keys that only their owner may read.
+    #[must_use]
+    pub fn private(self) -> Self {
+        Self { key_mode: 0o600, ..self }
     }
 
     /// The directory in use; `None` when nothing was stored yet.
@@ -87,7 +94,7 @@ impl Store {
         let dir = self.waiting(newest + 1);
         files::make_dir(&dir, files::DIR_FOR_PROGRAM)?;
         let key = KeyPair::generate_for(&PKCS_ECDSA_P256_SHA256).map_err(CertsError::Key)?;
-        files::write(&dir.join("tls.key"), key.serialize_pem().as_bytes(), files::FOR_PROGRAM)?;
+        files::write(&dir.join("tls.key"), key.serialize_pem().as_bytes(), self.key_mode)?;
         signing_request(&key)
     }
 
@@ -136,7 +143,7 @@ impl Store {
         // Not `.new`: no certificate is pending for it, and a pending key stays as it is.
         let dir = files::beside(&self.complete(number));
         files::make_dir(&dir, files::DIR_FOR_PROGRAM)?;
-        let copied = [("tls.key", files::FOR_PROGRAM), ("tls.crt", 0o644)].into_iter().try_for_each(|(name, mode)| {
+        let copied = [("tls.key", self.key_mode), ("tls.crt", 0o644)].into_iter().try_for_each(|(name, mode)| {
             let text = files::read(&old.join(name))?.unwrap_or_default();
             files::write(&dir.join(name), text.as_bytes(), mode)
         });

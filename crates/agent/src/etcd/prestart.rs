@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::access::certs::{CertsError, Store};
 use crate::etcd::bootstrap::{self, BootstrapError, Start};
 use crate::etcd::wal::{self, Data, Ids};
+use crate::postgres::prestart::PostgresPrestartError;
 use crate::root::Root;
 
 /// Why etcd may not start.
@@ -29,6 +30,9 @@ pub enum PrestartError {
     /// etcd's certificates are at fault.
     #[error(transparent)]
     Certs(#[from] CertsError),
+    /// Patroni's needs are not met.
+    #[error(transparent)]
+    Postgres(#[from] PostgresPrestartError),
 }
 
 /// What the data directory must hold before a start, and how etcd starts on it.

@@ -9,7 +9,9 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use raftsman_core::boot::Boot;
-use raftsman_core::render::systemd::{AGENT_PROGRAM, ROOT, agent_unit, etcd_unit, haproxy_unit, keepalived_unit};
+use raftsman_core::render::systemd::{
+    AGENT_PROGRAM, ROOT, agent_unit, etcd_unit, haproxy_unit, keepalived_unit, patroni_unit,
+};
 use tokio::process::Command;
 
 use crate::files::{self, FileError};
@@ -237,6 +239,7 @@ fn unit_of(program: Program) -> String {
         Program::Etcd => etcd_unit(),
         Program::Haproxy => haproxy_unit(),
         Program::Keepalived => keepalived_unit(),
+        Program::Patroni => patroni_unit(),
     }
 }
 

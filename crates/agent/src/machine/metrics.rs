@@ -125,6 +125,8 @@ fn purpose(purpose: v1::Purpose) -> &'static str {
         v1::Purpose::EtcdPeer => "etcd-peer",
         v1::Purpose::EtcdServer => "etcd-server",
         v1::Purpose::EtcdClient => "etcd-client",
+        v1::Purpose::Postgres => "postgres",
+        v1::Purpose::Patroni => "patroni",
         v1::Purpose::Unspecified => "unknown",
     }
 }

@@ -32,6 +32,7 @@ use crate::machine::firewall::{self, FirewallError};
 use crate::machine::install;
 use crate::machine::measure;
 use crate::machine::upgrade::{self, Staging, UpgradeError};
+use crate::postgres::{self as node, NodePurpose};
 use crate::report;
 use crate::root::Root;
 use crate::server::programs::{Piece, grace};
@@ -43,6 +44,7 @@ use crate::supervisor::pins;
 use crate::supervisor::program::Program;
 use crate::supervisor::service::ServiceError;
 
+mod postgres;
 mod programs;
 mod streams;
 
@@ -55,6 +57,7 @@ const MOST_LINES: usize = 1000;
 pub struct Server {
     agent: Arc<Agent>,
     changes: Arc<Mutex<()>>,
+    logins: Arc<Mutex<()>>,
 }
 
 /// Held while a change is under way: there is one at a time.
@@ -63,7 +66,7 @@ type Turn = OwnedMutexGuard<()>;
 impl Server {
     /// Serves this agent.
     pub fn new(agent: Arc<Agent>) -> Self {
-        Self { agent, changes: Arc::default() }
+        Self { agent, changes: Arc::default(), logins: Arc::default() }
     }
 
     /// The role check for every call.
@@ -159,7 +162,22 @@ fn most_lines(wanted: u32) -> usize {
 fn purpose(number: i32) -> Result<Purpose, Status> {
     match Purpose::try_from(number) {
         Ok(purpose) if purpose != Purpose::Unspecified => Ok(purpose),
-        _ => Err(Status::invalid_argument("the purpose must be agent, etcd peer, etcd server or etcd client")),
+        _ => Err(Status::invalid_argument(
+            "the purpose must be agent, etcd peer, etcd server, etcd client, PostgreSQL or Patroni",
+        )),
+    }
+}
+
+/// Where keys and certificates of a purpose are; none for the agent's own.
+fn store_of(agent: &Agent, purpose: Purpose) -> Option<Store> {
+    let node = |of| node::store(&agent.root, &agent.launcher, of);
+    match purpose {
+        Purpose::EtcdPeer => Some(Store::new(agent.root.peer_tls())),
+        Purpose::EtcdServer => Some(Store::new(agent.root.server_tls())),
+        Purpose::EtcdClient => Some(Store::new(agent.root.client_tls())),
+        Purpose::Postgres => Some(node(NodePurpose::Server)),
+        Purpose::Patroni => Some(node(NodePurpose::Rest)),
+        Purpose::Agent | Purpose::Unspecified => None,
     }
 }
 
@@ -291,11 +309,9 @@ impl AgentService for Server {
         let turn = self.admit(&request).await?;
         let purpose = purpose(request.into_inner().purpose)?;
         self.change(turn, move |agent| {
-            let csr_der = match purpose {
-                Purpose::EtcdPeer => Store::new(agent.root.peer_tls()).request()?,
-                Purpose::EtcdServer => Store::new(agent.root.server_tls()).request()?,
-                Purpose::EtcdClient => Store::new(agent.root.client_tls()).request()?,
-                Purpose::Agent | Purpose::Unspecified => agent.claim.request()?,
+            let csr_der = match store_of(agent, purpose) {
+                Some(store) => store.request()?,
+                None => agent.claim.request()?,
             };
             Ok::<_, crate::access::claim::ClaimError>(v1::RequestCertificateReply { csr_der })
         })
@@ -310,11 +326,9 @@ impl AgentService for Server {
         let v1::StoreCertificateRequest { purpose: number, chain_pem, trust_pem } = request.into_inner();
         let purpose = purpose(number)?;
         self.change(turn, move |agent| {
-            match purpose {
-                Purpose::EtcdPeer => Store::new(agent.root.peer_tls()).store(&chain_pem, Some(&trust_pem))?,
-                Purpose::EtcdServer => Store::new(agent.root.server_tls()).store(&chain_pem, Some(&trust_pem))?,
-                Purpose::EtcdClient => Store::new(agent.root.client_tls()).store(&chain_pem, Some(&trust_pem))?,
-                Purpose::Agent | Purpose::Unspecified => agent.claim.renew(&chain_pem)?,
+            match store_of(agent, purpose) {
+                Some(store) => store.store(&chain_pem, Some(&trust_pem))?,
+                None => agent.claim.renew(&chain_pem)?,
             }
             tracing::info!(purpose = purpose.as_str_name(), "certificate stored");
             Ok::<_, crate::access::claim::ClaimError>(v1::StoreCertificateReply {})
@@ -487,13 +501,8 @@ impl AgentService for Server {
         let turn = self.admit(&request).await?;
         let v1::StoreTrustRequest { purpose: number, trust_pem } = request.into_inner();
         let purpose = purpose(number)?;
-        let store = match purpose {
-            Purpose::EtcdPeer => Store::new(self.agent.root.peer_tls()),
-            Purpose::EtcdServer => Store::new(self.agent.root.server_tls()),
-            Purpose::EtcdClient => Store::new(self.agent.root.client_tls()),
-            Purpose::Agent | Purpose::Unspecified => {
-                return Err(Status::invalid_argument("the agent trusts the fleet's CA of its boot data and no other"));
-            }
+        let Some(store) = store_of(&self.agent, purpose) else {
+            return Err(Status::invalid_argument("the agent trusts the fleet's CA of its boot data and no other"));
         };
         self.change(turn, move |_| {
             store.store_trust(&trust_pem)?;
@@ -662,6 +671,58 @@ impl AgentService for Server {
         let (member, admin) = programs::server(&request.into_inner())?;
         self.set_balanced(turn, member, admin).await?;
         Ok(Response::new(v1::SetServerReply {}))
+    }
+
+    async fn configure_patroni(
+        &self,
+        request: Request<v1::ConfigurePatroniRequest>,
+    ) -> Result<Response<v1::ConfigurePatroniReply>, Status> {
+        let turn = self.admit(&request).await?;
+        self.configure_node(turn, request.into_inner()).await
+    }
+
+    async fn log_in_to_etcd(
+        &self,
+        request: Request<v1::LogInToEtcdRequest>,
+    ) -> Result<Response<v1::LogInToEtcdReply>, Status> {
+        self.allow(&request, Role::Reader)?;
+        self.log_in().await
+    }
+
+    async fn restart_postgres(
+        &self,
+        request: Request<v1::RestartPostgresRequest>,
+    ) -> Result<Response<v1::RestartPostgresReply>, Status> {
+        let turn = self.admit(&request).await?;
+        self.restart_postgres_as(turn, request.into_inner().role()).await?;
+        Ok(Response::new(v1::RestartPostgresReply {}))
+    }
+
+    async fn reinitialize_node(
+        &self,
+        request: Request<v1::ReinitializeNodeRequest>,
+    ) -> Result<Response<v1::ReinitializeNodeReply>, Status> {
+        let turn = self.admit(&request).await?;
+        self.reinitialize(turn, request.into_inner().system_id).await?;
+        Ok(Response::new(v1::ReinitializeNodeReply {}))
+    }
+
+    async fn switch_over(
+        &self,
+        request: Request<v1::SwitchOverRequest>,
+    ) -> Result<Response<v1::SwitchOverReply>, Status> {
+        let turn = self.admit(&request).await?;
+        let v1::SwitchOverRequest { from, to } = request.into_inner();
+        self.switch(turn, from, to).await.map(Response::new)
+    }
+
+    async fn set_patroni(
+        &self,
+        request: Request<v1::SetPatroniRequest>,
+    ) -> Result<Response<v1::SetPatroniReply>, Status> {
+        let turn = self.admit(&request).await?;
+        self.set(turn, request.into_inner().settings).await?;
+        Ok(Response::new(v1::SetPatroniReply {}))
     }
 
     async fn stop_program(

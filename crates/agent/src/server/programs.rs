@@ -10,6 +10,7 @@ use tonic::{Status, Streaming};
 
 use crate::balancer::haproxy::{self, Admin};
 use crate::etcd::prestart;
+use crate::server::postgres::postgres_expected;
 use crate::server::{Server, Turn, finish, next, second_head};
 use crate::status::Coded;
 use crate::supervisor::binaries::{self, Binary, BinaryError, Download, Wanted};
@@ -168,10 +169,13 @@ pub(super) fn named(number: i32) -> Result<Program, Status> {
         Ok(v1::Program::Etcd) => Ok(Program::Etcd),
         Ok(v1::Program::Haproxy) => Ok(Program::Haproxy),
         Ok(v1::Program::Keepalived) => Ok(Program::Keepalived),
-        Ok(v1::Program::Unspecified) => Err(Status::invalid_argument("say which program: etcd, HAProxy or keepalived")),
+        Ok(v1::Program::Patroni) => Ok(Program::Patroni),
+        Ok(v1::Program::Unspecified) => {
+            Err(Status::invalid_argument("say which program: etcd, HAProxy, keepalived or Patroni"))
+        }
         Err(_) => Err(Status::invalid_argument(format!(
-            "this agent does not know the program {number}: a newer agent may; this one supervises etcd, HAProxy and \
-             keepalived"
+            "this agent does not know the program {number}: a newer agent may; this one supervises etcd, HAProxy, \
+             keepalived and Patroni"
         ))),
     }
 }
@@ -247,7 +251,11 @@ pub(super) fn start_expected(
     use v1::start_program_request::Expected as Wire;
     match (program, expected) {
         (Program::Etcd, Some(Wire::Etcd(expected))) => etcd_expected(expected),
-        (Program::Etcd, None) => Err(Status::invalid_argument("say what data of etcd is expected: empty or present")),
+        (Program::Etcd, _) => Err(Status::invalid_argument("say what data of etcd is expected: empty or present")),
+        (Program::Patroni, Some(Wire::Postgres(expected))) => postgres_expected(expected),
+        (Program::Patroni, _) => {
+            Err(Status::invalid_argument("say what data of PostgreSQL is expected: empty or present"))
+        }
         (Program::Haproxy, expected) => package_expected(Expected::Haproxy, version, expected.is_some()),
         (Program::Keepalived, expected) => package_expected(Expected::Keepalived, version, expected.is_some()),
     }
@@ -268,6 +276,12 @@ pub(super) fn restart_expected(
         }
         (Program::Etcd, _) => {
             Err(Status::invalid_argument("etcd is restarted on data that is there, with the other members: say so"))
+        }
+        (Program::Patroni, Some(Wire::Postgres(expected))) if expected.data() == v1::DataState::Present => {
+            postgres_expected(expected)
+        }
+        (Program::Patroni, _) => {
+            Err(Status::invalid_argument("Patroni is restarted on data of PostgreSQL that is there: say so"))
         }
         (Program::Haproxy, expected) => package_expected(Expected::Haproxy, version, expected.is_some()),
         (Program::Keepalived, expected) => package_expected(Expected::Keepalived, version, expected.is_some()),

@@ -12,6 +12,7 @@ use rustix::fs::{CWD, RenameFlags, renameat_with};
 
 use crate::files::{self, FileError};
 use crate::root::Root;
+use crate::supervisor::bundle::{self, BundleError};
 use crate::supervisor::hashed::file_digest;
 use crate::supervisor::program::Program;
 
@@ -25,7 +26,7 @@ pub enum BinaryError {
     #[error("`{0}` is not a SHA-256 in hexadecimal")]
     Digest(String),
     /// A binary that no program has.
-    #[error("`{0}` is none of etcd's programs: etcd or etcdutl")]
+    #[error("`{0}` is none of the programs that are installed: etcd, etcdutl or patroni")]
     Unknown(String),
     /// Other bytes than were promised.
     #[error("{binary} {version}: the bytes have the SHA-256 {found}, expected was {expected}: nothing was installed")]
@@ -85,6 +86,17 @@ pub enum BinaryError {
     /// The list of pins is damaged.
     #[error("agent/pinned.json is malformed: remove it, and `raftsman apply` pins what it installs again")]
     Pins(#[source] serde_json::Error),
+    /// It is a bundle, and cannot be unpacked or run.
+    #[error("{binary} {version}")]
+    Bundle {
+        /// The binary.
+        binary: Binary,
+        /// The version.
+        version: String,
+        /// Why.
+        #[source]
+        source: BundleError,
+    },
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -97,17 +109,20 @@ pub enum Binary {
     Etcd,
     /// What makes data of a snapshot.
     Etcdutl,
+    /// Patroni, a bundle.
+    Patroni,
 }
 
 impl Binary {
     /// All of them.
-    pub const ALL: [Self; 2] = [Self::Etcd, Self::Etcdutl];
+    pub const ALL: [Self; 3] = [Self::Etcd, Self::Etcdutl, Self::Patroni];
 
     /// The binary of this name; etcd when none is given.
     pub fn new(name: &str) -> Result<Self, BinaryError> {
         match name {
             "" | "etcd" => Ok(Self::Etcd),
             "etcdutl" => Ok(Self::Etcdutl),
+            "patroni" => Ok(Self::Patroni),
             other => Err(BinaryError::Unknown(other.to_owned())),
         }
     }
@@ -117,6 +132,7 @@ impl Binary {
         match self {
             Self::Etcd => "etcd",
             Self::Etcdutl => "etcdutl",
+            Self::Patroni => "patroni",
         }
     }
 
@@ -124,7 +140,25 @@ impl Binary {
     pub fn program(self) -> Program {
         match self {
             Self::Etcd | Self::Etcdutl => Program::Etcd,
+            Self::Patroni => Program::Patroni,
         }
+    }
+
+    /// Whether it is a tar file, which is unpacked beside itself. Such a binary is alone in its version's directory.
+    fn is_bundle(self) -> bool {
+        match self {
+            Self::Etcd | Self::Etcdutl => false,
+            Self::Patroni => true,
+        }
+    }
+
+    /// Whether what was unpacked of a bundle is still what it came with; of any other binary there is nothing to check.
+    pub fn check_unpacked(self, path: &Path, version: &str) -> Result<(), BinaryError> {
+        if !self.is_bundle() {
+            return Ok(());
+        }
+        let checked = bundle::check(path, &[self.name(), &self.digest_file()]);
+        checked.map_err(|source| BinaryError::Bundle { binary: self, version: version.to_owned(), source })
     }
 
     fn versions(self, root: &Root) -> PathBuf {
@@ -181,7 +215,9 @@ impl Wanted {
         if recorded_digest(&dir, self.binary).as_deref() != Some(self.sha256.as_str()) {
             return Ok(false);
         }
-        Ok(file_digest(&dir.join(self.binary.name()))?.as_deref() == Some(self.sha256.as_str()))
+        let path = dir.join(self.binary.name());
+        let same = file_digest(&path)?.as_deref() == Some(self.sha256.as_str());
+        Ok(same && self.binary.check_unpacked(&path, &self.version).is_ok())
     }
 
     /// Installs from the machine's own artifacts; `false` when there is none with these bytes.
@@ -272,13 +308,21 @@ impl Incoming {
         };
         settle().map_err(FileError::of("settle", &binary))?;
         files::write(&self.dir.join(wanted.binary.digest_file()), wanted.sha256.as_bytes(), 0o644)?;
+        if wanted.binary.is_bundle() {
+            let failed = |source| {
+                let (binary, version) = (wanted.binary, wanted.version.clone());
+                BinaryError::Bundle { binary, version, source }
+            };
+            bundle::unpack(&binary).map_err(failed)?;
+        }
         let target = wanted.binary.versions(root).join(&wanted.version);
         if target.exists() {
             // Another binary, or other bytes under the same version. A running program keeps its own file; the
             // directory is dropped with the old content.
+            let others = !wanted.binary.is_bundle();
             for entry in fs::read_dir(&target).map_err(FileError::of("list", &target))?.flatten() {
                 let ours = self.dir.join(entry.file_name());
-                if !ours.exists() {
+                if others && !ours.exists() {
                     link(&entry.path(), &ours)?;
                 }
             }

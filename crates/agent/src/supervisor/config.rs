@@ -5,6 +5,7 @@ use std::net::IpAddr;
 use raftsman_api::hex;
 
 use crate::files::{self, FileError};
+use crate::postgres;
 use crate::root::Root;
 use crate::supervisor::program::Program;
 
@@ -22,6 +23,9 @@ pub enum ConfigError {
         /// What came.
         found: String,
     },
+    /// Its file has secrets.
+    #[error("{0}'s file has secrets, and is written by the call that brings them: ConfigurePatroni")]
+    HasSecrets(Program),
     /// Only the machine could know it.
     #[error(
         "no interface of this machine has a route to its own address {0}: name the interface in the file \
@@ -44,6 +48,9 @@ pub enum ConfigError {
 /// Writes a program's configuration. Its digest is in the file's first line, so that both always match. The section
 /// that the last start added stays.
 pub fn write(root: &Root, program: Program, address: IpAddr, config: &str, expected: &str) -> Result<(), ConfigError> {
+    if program == Program::Patroni {
+        return Err(ConfigError::HasSecrets(program));
+    }
     let found = hex::sha256(config.as_bytes());
     if found != expected.to_ascii_lowercase() {
         return Err(ConfigError::OtherConfig { expected: expected.to_owned(), found });
@@ -60,6 +67,11 @@ pub fn write(root: &Root, program: Program, address: IpAddr, config: &str, expec
 
 /// A program's configuration file as it is, with the digest of the text as sent.
 pub fn read(root: &Root, program: Program) -> Result<Option<(String, String)>, FileError> {
+    if program == Program::Patroni {
+        // Its file has secrets: what is read is the text as it was sent.
+        let sent = postgres::config::sent(root)?;
+        return Ok(sent.map(|text| (raftsman_core::render::patroni::digest(&text), text)));
+    }
     let Some(text) = files::read(&program.files(root).config())? else { return Ok(None) };
     let digest = text
         .lines()
@@ -72,6 +84,9 @@ pub fn read(root: &Root, program: Program) -> Result<Option<(String, String)>, F
 
 /// The text that [`write()`] was given, out of the file that it wrote.
 pub fn as_sent(root: &Root, program: Program, text: &str) -> String {
+    if program == Program::Patroni {
+        return text.to_owned();
+    }
     let configured = program.configured(text);
     let configured = match configured.split_once('\n') {
         Some((first, rest)) if first.starts_with(DIGEST_COMMENT) => rest,
@@ -80,9 +95,14 @@ pub fn as_sent(root: &Root, program: Program, text: &str) -> String {
     configured.replace(&root.path().display().to_string(), "{root}")
 }
 
-/// Replaces a program's configuration file.
+/// Replaces a program's configuration file. Not Patroni's, which is written with its secrets only: `postgres::config`.
 pub fn write_file(root: &Root, program: Program, text: &str) -> Result<(), FileError> {
-    files::write(&program.files(root).config(), text.as_bytes(), files::FOR_PROGRAM)
+    match program {
+        Program::Etcd | Program::Haproxy | Program::Keepalived => {
+            files::write(&program.files(root).config(), text.as_bytes(), files::FOR_PROGRAM)
+        }
+        Program::Patroni => Ok(()),
+    }
 }
 
 #[cfg(test)]

@@ -4,20 +4,25 @@ use std::fs::{self, OpenOptions};
 use std::io;
 use std::os::unix::fs::{OpenOptionsExt, chown};
 use std::os::unix::process::{CommandExt, ExitStatusExt};
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::Duration;
 
+use jiff::Timestamp;
 use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use tokio::task::spawn_blocking;
+use tokio::time::{Instant, timeout};
 
 use crate::balancer::haproxy;
 use crate::files::{self, FileError};
 use crate::machine::install;
+use crate::postgres::config::UNPRIVILEGED;
+use crate::postgres::running;
 use crate::root::Root;
-use crate::supervisor::binaries::{self, BinaryError};
+use crate::supervisor::binaries::{self, Binary, BinaryError};
 use crate::supervisor::pins;
 use crate::supervisor::process::{self, Handle};
-use crate::supervisor::program::{Program, Source};
+use crate::supervisor::program::{PYTHON, Program, Source};
 use crate::supervisor::systemd::{self, Owner, Systemd, SystemdError};
 
 /// The lines and bytes at the end of a log that are searched for the reason of an exit.
@@ -26,6 +31,12 @@ const END_OF_LOG: (usize, u64) = (50, 64 * 1024);
 const LONGEST_REASON: usize = 600;
 /// The limit of a log that is read for a caller.
 const MOST_LOG_BYTES: u64 = 1 << 20;
+
+/// What Patroni logs in the meantime, and how long it may take: a round takes its `loop_wait`, and longer where etcd or
+/// PostgreSQL hang.
+const RELOAD_LINES: usize = 1000;
+const RELOAD_LIMIT: Duration = Duration::from_secs(90);
+const RELOAD_POLL: Duration = Duration::from_millis(200);
 
 /// How programs are run on this machine.
 #[derive(Clone, Debug)]
@@ -115,6 +126,14 @@ pub struct Run {
     log: Mark,
 }
 
+/// Where a log is read from.
+enum Since {
+    /// This byte of the file.
+    Offset(u64),
+    /// This moment.
+    Moment(Timestamp),
+}
+
 /// Where a run begins in the log.
 #[derive(Debug)]
 enum Mark {
@@ -128,6 +147,9 @@ impl Launcher {
     /// Starts a program; returns its process id.
     pub async fn launch(&self, root: &Root, program: Program) -> Result<(u32, Run), LaunchError> {
         verify(root, program, &binaries::current(root, program).unwrap_or_default()).await?;
+        if program == Program::Patroni {
+            running::make_sockets(root, self)?;
+        }
         match self {
             Self::Child => spawn(root, program),
             Self::Unit(systemd) => {
@@ -160,6 +182,11 @@ impl Launcher {
                 chown(path, None, Some(owner.group)).map_err(FileError::of("change the group of", path))?;
             }
         }
+        if program == Program::Patroni {
+            let config = files.config();
+            let given = chown(&config, Some(owner.user), Some(owner.group));
+            given.map_err(FileError::of("change the owner of", &config))?;
+        }
         for dir in program.writes(root) {
             files::make_dir(&dir, 0o700)?;
             systemd::give(&dir, owner)?;
@@ -170,7 +197,7 @@ impl Launcher {
     /// Whether a program accepts its configuration file, where it can say so without being started.
     pub async fn check_config(&self, root: &Root, program: Program) -> Result<(), LaunchError> {
         match program {
-            Program::Etcd | Program::Keepalived => Ok(()),
+            Program::Etcd | Program::Keepalived | Program::Patroni => Ok(()),
             Program::Haproxy => {
                 let user = self.give_files(root, program).await?;
                 haproxy::check(root, user).await.map_err(|reason| LaunchError::ConfigRefused { program, reason })
@@ -181,7 +208,7 @@ impl Launcher {
     /// Waits until a program that was just started can be asked, or has ended.
     pub async fn started(&self, root: &Root, program: Program, process: &Handle) {
         match program {
-            Program::Etcd | Program::Keepalived => {}
+            Program::Etcd | Program::Keepalived | Program::Patroni => {}
             Program::Haproxy => {
                 if let Err(problem) = haproxy::answers(root, process, None).await {
                     tracing::warn!(problem, "{program} was started, and cannot be asked");
@@ -195,6 +222,13 @@ impl Launcher {
         match program {
             Program::Etcd => Err(LaunchError::NoReload(program)),
             Program::Keepalived => self.order_reload(program, process, Signal::HUP).await,
+            Program::Patroni => {
+                let failed = |reason| LaunchError::NotReloaded { program, reason };
+                running::knows_hangup(process).await.map_err(failed)?;
+                let since = self.now(root, program);
+                self.order_reload(program, process, Signal::HUP).await?;
+                self.has_reloaded(root, program, process, since).await.map_err(failed)
+            }
             Program::Haproxy => {
                 self.check_config(root, program).await?;
                 let failed = |reason| LaunchError::NotReloaded { program, reason };
@@ -222,10 +256,41 @@ impl Launcher {
         }
     }
 
-    /// Ends what outlived a program's process; systemd does so itself.
+    /// The end of a program's log now.
+    fn now(&self, root: &Root, program: Program) -> Since {
+        match self {
+            Self::Child => Since::Offset(fs::metadata(program.files(root).log()).map_or(0, |found| found.len())),
+            Self::Unit(_) => Since::Moment(Timestamp::now()),
+        }
+    }
+
+    /// Waits until Patroni's log since then says that its file is taken up.
+    async fn has_reloaded(&self, root: &Root, program: Program, process: &Handle, since: Since) -> Result<(), String> {
+        let begun = Instant::now();
+        loop {
+            let log = match &since {
+                Since::Offset(from) => files::tail(&program.files(root).log(), RELOAD_LINES, MOST_LOG_BYTES, *from),
+                Since::Moment(moment) => systemd::journal_since(program.unit(), *moment, RELOAD_LINES).await,
+            };
+            match running::reloaded(&log.unwrap_or_default()) {
+                running::Reload::Done => return Ok(()),
+                running::Reload::Failed(line) => return Err(line),
+                running::Reload::Pending => {}
+            }
+            if timeout(RELOAD_POLL, process.ended()).await.is_ok() {
+                return Err("it ended".to_owned());
+            }
+            if begun.elapsed() > RELOAD_LIMIT {
+                return Err(format!("its log does not say so within {} s", RELOAD_LIMIT.as_secs()));
+            }
+        }
+    }
+
+    /// Ends what outlived a program's process; systemd does so itself, but for Patroni's PostgreSQL.
     pub async fn end_rest(&self, root: &Root, program: Program) {
         match (self, program) {
             (Self::Child, Program::Haproxy) => haproxy::end_workers(|| process::all_of(root, program)).await,
+            (_, Program::Patroni) => running::end_rest(root, self).await,
             (Self::Unit(_), _) | (_, Program::Etcd | Program::Keepalived) => {}
         }
     }
@@ -341,14 +406,15 @@ fn spawn(root: &Root, program: Program) -> Result<(u32, Run), LaunchError> {
     let from = log.metadata().map_err(FileError::of("read", &path))?.len();
     let errors = log.try_clone().map_err(FileError::of("open", &path))?;
     // A plain file and a process group of its own: the program outlives the agent.
-    let binary = match program.source() {
-        Source::Pinned(binary) => files.current().join(binary.name()),
-        Source::Package(package) => Path::new(package.program).to_path_buf(),
+    let mut command = match program.source() {
+        Source::Pinned(Binary::Patroni) => python(),
+        Source::Pinned(binary @ (Binary::Etcd | Binary::Etcdutl)) => Command::new(files.current().join(binary.name())),
+        Source::Package(package) => Command::new(package.program),
     };
-    let child = Command::new(binary)
+    let child = command
         .args(program.arguments(root))
         .env_clear()
-        .envs(program.environment())
+        .envs(program.environment().iter().copied())
         .current_dir(files.dir())
         .stdin(Stdio::null())
         .stdout(log)
@@ -357,6 +423,17 @@ fn spawn(root: &Root, program: Program) -> Result<(u32, Run), LaunchError> {
         .spawn()
         .map_err(|source| LaunchError::Spawn { program, source })?;
     Ok((child.id(), Run { child: Some(child), adopted: None, log: Mark::Offset(from) }))
+}
+
+/// PostgreSQL does not run as root: in a user namespace of its own root is another user, and its files are still its own.
+fn python() -> Command {
+    if !rustix::process::geteuid().is_root() {
+        return Command::new(PYTHON);
+    }
+    let mut command = Command::new("/usr/bin/unshare");
+    let user = UNPRIVILEGED;
+    command.args(["--user", &format!("--map-user={user}"), &format!("--map-group={user}"), "--", PYTHON]);
+    command
 }
 
 /// How a process ended that the previous program started in this very process; none for any other.

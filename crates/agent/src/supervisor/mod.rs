@@ -10,6 +10,7 @@ use crate::supervisor::program::Program;
 use crate::supervisor::service::{Service, ServiceError};
 
 pub mod binaries;
+pub mod bundle;
 pub mod config;
 pub mod confine;
 mod hashed;
@@ -28,6 +29,7 @@ pub struct Supervisor {
     etcd: Service,
     haproxy: Service,
     keepalived: Service,
+    patroni: Service,
 }
 
 impl Supervisor {
@@ -39,6 +41,7 @@ impl Supervisor {
             etcd: open(Program::Etcd).await?,
             haproxy: open(Program::Haproxy).await?,
             keepalived: open(Program::Keepalived).await?,
+            patroni: open(Program::Patroni).await?,
         })
     }
 
@@ -48,6 +51,7 @@ impl Supervisor {
             Program::Etcd => &self.etcd,
             Program::Haproxy => &self.haproxy,
             Program::Keepalived => &self.keepalived,
+            Program::Patroni => &self.patroni,
         }
     }
 }

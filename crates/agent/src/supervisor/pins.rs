@@ -49,7 +49,10 @@ pub fn verified(root: &Root, binary: Binary, version: &str) -> Result<Option<Pat
     let pinned = read(root)?.remove(&key(binary, version));
     let found = file_digest(&path)?.unwrap_or_default();
     match pinned {
-        Some(pinned) if pinned == found => Ok(Some(path)),
+        Some(pinned) if pinned == found => {
+            binary.check_unpacked(&path, version)?;
+            Ok(Some(path))
+        }
         None => Err(BinaryError::NotPinned { binary, version: version.to_owned() }),
         Some(pinned) => Err(BinaryError::Swapped { path, binary, version: version.to_owned(), pinned, found }),
     }

@@ -16,7 +16,8 @@ use rustix::process::{Pid, PidfdFlags, Signal, geteuid, pidfd_open, pidfd_send_s
 use tokio::sync::watch;
 
 use crate::root::Root;
-use crate::supervisor::program::{Program, Source};
+use crate::supervisor::binaries::Binary;
+use crate::supervisor::program::{PYTHON, Program, Source};
 use crate::supervisor::systemd;
 
 fn pids() -> impl Iterator<Item = u32> {
@@ -56,16 +57,35 @@ pub fn ours(root: &Root, program: Program, argument: &str) -> Option<Handle> {
     }
 }
 
+/// All processes that run as the agent's own user or as the program's, and have an argument of this kind.
+pub fn with_argument(program: Program, is_it: impl Fn(&str) -> bool) -> Vec<Handle> {
+    let is_ours = |pid: u32| {
+        let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+        let mut arguments = line.split(|byte| *byte == 0).skip(1);
+        arguments.any(|found| std::str::from_utf8(found).is_ok_and(&is_it)) && is_trusted(pid, program)
+    };
+    let handles = pids().filter(|pid| is_ours(*pid)).filter_map(|pid| Handle::open(pid).ok());
+    // A process id could have been reused before its handle was opened, so it is checked once more.
+    handles.filter(|handle| is_ours(handle.pid())).collect()
+}
+
 /// The directory below which a program's binaries are, or its only binary.
 fn binaries(root: &Root, program: Program) -> Option<PathBuf> {
     match program.source() {
-        Source::Pinned(_) => program.files(root).versions().canonicalize().ok(),
+        // Its interpreter, by the beginning of its name: Debian may have brought another version since.
+        Source::Pinned(Binary::Patroni) => Some(PathBuf::from(PYTHON)),
+        Source::Pinned(Binary::Etcd | Binary::Etcdutl) => program.files(root).versions().canonicalize().ok(),
         Source::Package(package) => Path::new(package.program).canonicalize().ok(),
     }
 }
 
 fn is_ours(pid: u32, program: Program, binaries: &Path, argument: &str) -> bool {
-    has_argument(pid, argument) && runs_from(pid, binaries) && is_trusted(pid, program)
+    // patronictl, which has Patroni's file as an argument too, has others beside it.
+    let is_alone = || match program {
+        Program::Patroni => arguments(pid).len() == 5,
+        Program::Etcd | Program::Haproxy | Program::Keepalived => true,
+    };
+    has_argument(pid, argument) && runs_from(pid, binaries) && is_trusted(pid, program) && is_alone()
 }
 
 /// Whether the binary that this process runs is this one, or one from below this directory. It may have been replaced
@@ -73,7 +93,12 @@ fn is_ours(pid: u32, program: Program, binaries: &Path, argument: &str) -> bool 
 fn runs_from(pid: u32, binaries: &Path) -> bool {
     let Ok(binary) = fs::read_link(format!("/proc/{pid}/exe")) else { return false };
     let former = binary.as_os_str().as_encoded_bytes().strip_suffix(b" (deleted)");
-    former.map_or(&*binary, |former| Path::new(OsStr::from_bytes(former))).starts_with(binaries)
+    let binary = former.map_or(&*binary, |former| Path::new(OsStr::from_bytes(former)));
+    let is_python = || {
+        let (found, known) = (binary.as_os_str().as_encoded_bytes(), PYTHON.as_bytes());
+        found.strip_prefix(known).is_some_and(|version| version.iter().all(|b| b".0123456789".contains(b)))
+    };
+    if binaries == Path::new(PYTHON) { is_python() } else { binary.starts_with(binaries) }
 }
 
 fn parent(pid: u32) -> Option<u32> {
@@ -89,6 +114,11 @@ fn is_trusted(pid: u32, program: Program) -> bool {
     let own = geteuid().as_raw();
     let service = || program.user().and_then(|name| systemd::owner(name).ok().flatten()).map(|owner| owner.user);
     !users.is_empty() && users.iter().all(|user| *user == own || Some(*user) == service())
+}
+
+fn arguments(pid: u32) -> Vec<Vec<u8>> {
+    let line = fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+    line.split(|byte| *byte == 0).filter(|argument| !argument.is_empty()).map(<[u8]>::to_vec).collect()
 }
 
 /// Whether this process runs and has exactly this argument. A zombie has none.

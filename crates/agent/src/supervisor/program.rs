@@ -8,12 +8,15 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::path::{Path, PathBuf};
 
-use raftsman_core::render::{haproxy as rendered_haproxy, keepalived as rendered_keepalived};
+use raftsman_core::render::{
+    haproxy as rendered_haproxy, keepalived as rendered_keepalived, patroni as rendered_patroni,
+};
 use serde::{Deserialize, Serialize};
 
 use crate::balancer::{haproxy, keepalived};
 use crate::etcd;
 use crate::etcd::prestart::PrestartError;
+use crate::postgres;
 use crate::root::Root;
 use crate::supervisor::binaries::Binary;
 use crate::supervisor::packages::Package;
@@ -21,6 +24,9 @@ use crate::supervisor::systemd;
 
 /// The whole environment of a program: where it finds other programs.
 pub const PATH: &str = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin";
+
+/// Debian's Python, which runs Patroni.
+pub const PYTHON: &str = "/usr/bin/python3";
 
 /// A program that the agent supervises.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -31,6 +37,8 @@ pub enum Program {
     Haproxy,
     /// keepalived, for the virtual address of several HAProxys.
     Keepalived,
+    /// Patroni, with the PostgreSQL that it runs.
+    Patroni,
 }
 
 /// Where the binary of a program comes from.
@@ -44,7 +52,7 @@ pub enum Source {
 
 impl Program {
     /// All of them, each after those that it needs.
-    pub const ALL: [Self; 3] = [Self::Etcd, Self::Haproxy, Self::Keepalived];
+    pub const ALL: [Self; 4] = [Self::Etcd, Self::Haproxy, Self::Keepalived, Self::Patroni];
 
     /// Its name in messages and logs.
     pub fn name(self) -> &'static str {
@@ -52,6 +60,7 @@ impl Program {
             Self::Etcd => "etcd",
             Self::Haproxy => "HAProxy",
             Self::Keepalived => "keepalived",
+            Self::Patroni => "Patroni",
         }
     }
 
@@ -61,6 +70,7 @@ impl Program {
             Self::Etcd => systemd::ETCD_UNIT,
             Self::Haproxy => systemd::HAPROXY_UNIT,
             Self::Keepalived => systemd::KEEPALIVED_UNIT,
+            Self::Patroni => systemd::PATRONI_UNIT,
         }
     }
 
@@ -70,6 +80,7 @@ impl Program {
             Self::Etcd => Some(systemd::ETCD_USER),
             Self::Haproxy => Some(systemd::HAPROXY_USER),
             Self::Keepalived => None,
+            Self::Patroni => Some(systemd::POSTGRES_USER),
         }
     }
 
@@ -83,13 +94,14 @@ impl Program {
             Self::Keepalived => {
                 Source::Package(Package { name: rendered_keepalived::PACKAGE, program: rendered_keepalived::PROGRAM })
             }
+            Self::Patroni => Source::Pinned(Binary::Patroni),
         }
     }
 
     /// Whether it can run without systemd.
     pub fn runs_as_child(self) -> bool {
         match self {
-            Self::Etcd | Self::Haproxy => true,
+            Self::Etcd | Self::Haproxy | Self::Patroni => true,
             // It changes the addresses of the machine, which is this computer.
             Self::Keepalived => false,
         }
@@ -98,7 +110,7 @@ impl Program {
     /// The program that it runs beside, and ends with.
     pub fn bound_to(self) -> Option<Self> {
         match self {
-            Self::Etcd | Self::Haproxy => None,
+            Self::Etcd | Self::Haproxy | Self::Patroni => None,
             Self::Keepalived => Some(Self::Haproxy),
         }
     }
@@ -113,6 +125,7 @@ impl Program {
             Self::Keepalived => {
                 Files { dir: root.path().join("keepalived"), config: rendered_keepalived::FILE, log: "keepalived.log" }
             }
+            Self::Patroni => Files { dir: postgres::dir(root), config: rendered_patroni::FILE, log: "patroni.log" },
         }
     }
 
@@ -122,6 +135,7 @@ impl Program {
             Self::Etcd => vec![root.data()],
             Self::Haproxy => vec![haproxy::run_dir(root)],
             Self::Keepalived => Vec::new(),
+            Self::Patroni => vec![postgres::data::dir(root), root.path().join(rendered_patroni::RUN)],
         }
     }
 
@@ -132,6 +146,11 @@ impl Program {
             // A master that keeps listening while a reload replaces its worker; in the foreground.
             Self::Haproxy => ["-W", "-db", "-f"].map(str::to_owned).into_iter().chain([self.known_by(root)]).collect(),
             Self::Keepalived => vec!["--dont-fork".to_owned(), "--log-console".to_owned(), self.known_by(root)],
+            // Arguments of the interpreter: nothing from its environment, no modules from elsewhere, no files written.
+            Self::Patroni => {
+                let start = self.files(root).current().join("start.py").display().to_string();
+                ["-I", "-B"].map(str::to_owned).into_iter().chain([start, self.known_by(root)]).collect()
+            }
         }
     }
 
@@ -139,15 +158,17 @@ impl Program {
     pub fn known_by(self, root: &Root) -> String {
         match self {
             Self::Etcd => format!("--config-file={}", self.files(root).config().display()),
-            Self::Haproxy => self.files(root).config().display().to_string(),
+            Self::Haproxy | Self::Patroni => self.files(root).config().display().to_string(),
             Self::Keepalived => format!("--use-file={}", self.files(root).config().display()),
         }
     }
 
     /// Its whole environment. etcd would read variables that begin with `ETCD_` as settings.
-    pub fn environment(self) -> [(&'static str, &'static str); 1] {
+    pub fn environment(self) -> &'static [(&'static str, &'static str)] {
         match self {
-            Self::Etcd | Self::Haproxy | Self::Keepalived => [("PATH", PATH)],
+            Self::Etcd | Self::Haproxy | Self::Keepalived => &[("PATH", PATH)],
+            // It reads what the programs of PostgreSQL print.
+            Self::Patroni => &[("PATH", PATH), ("LC_ALL", "C.UTF-8")],
         }
     }
 
@@ -158,6 +179,7 @@ impl Program {
             Self::Haproxy => haproxy::listeners(config),
             // VRRP has no ports.
             Self::Keepalived => Vec::new(),
+            Self::Patroni => postgres::lines::listeners(config),
         }
     }
 
@@ -167,6 +189,7 @@ impl Program {
             Self::Etcd => etcd::LEAST_FREE,
             // For the record of its start.
             Self::Haproxy | Self::Keepalived => 1 << 20,
+            Self::Patroni => postgres::LEAST_FREE,
         }
     }
 
@@ -176,6 +199,7 @@ impl Program {
             Self::Etcd => None,
             Self::Haproxy => rendered_haproxy::foreign_line(config),
             Self::Keepalived => rendered_keepalived::foreign_line(config),
+            Self::Patroni => rendered_patroni::foreign_line(config),
         }
     }
 
@@ -185,6 +209,7 @@ impl Program {
             Self::Etcd => etcd::fatal(log),
             Self::Haproxy => haproxy::fatal(log),
             Self::Keepalived => keepalived::fatal(log),
+            Self::Patroni => postgres::fatal(log),
         }
     }
 
@@ -192,7 +217,7 @@ impl Program {
     pub fn configured(self, file: &str) -> &str {
         match self {
             Self::Etcd => etcd::bootstrap::split(file).0,
-            Self::Haproxy | Self::Keepalived => file,
+            Self::Haproxy | Self::Keepalived | Self::Patroni => file,
         }
     }
 
@@ -200,14 +225,14 @@ impl Program {
     pub fn reconfigured(self, configured: &str, old_file: &str) -> String {
         match self {
             Self::Etcd => etcd::bootstrap::reconfigured(configured, old_file),
-            Self::Haproxy | Self::Keepalived => configured.to_owned(),
+            Self::Haproxy | Self::Keepalived | Self::Patroni => configured.to_owned(),
         }
     }
 
     /// A configuration with what only the machine knows; none where it needs an interface that cannot be determined.
     pub fn placed(self, config: &str, address: IpAddr) -> Option<String> {
         match self {
-            Self::Etcd | Self::Haproxy => Some(config.to_owned()),
+            Self::Etcd | Self::Haproxy | Self::Patroni => Some(config.to_owned()),
             Self::Keepalived => keepalived::placed(config, address),
         }
     }
@@ -217,6 +242,7 @@ impl Program {
         match self {
             Self::Etcd => Own::Etcd(etcd::prestart::Started::default()),
             Self::Haproxy | Self::Keepalived => Own::Package(Packaged {}),
+            Self::Patroni => Own::Patroni(postgres::prestart::Started::default()),
         }
     }
 
@@ -225,6 +251,7 @@ impl Program {
         match self {
             Self::Etcd => serde_json::from_str(record).map(Own::Etcd),
             Self::Haproxy | Self::Keepalived => serde_json::from_str(record).map(Own::Package),
+            Self::Patroni => serde_json::from_str(record).map(Own::Patroni),
         }
     }
 }
@@ -284,6 +311,8 @@ pub enum Expected {
     Haproxy,
     /// keepalived has none.
     Keepalived,
+    /// Of PostgreSQL's.
+    Patroni(postgres::prestart::Expected),
 }
 
 impl Expected {
@@ -293,6 +322,7 @@ impl Expected {
             Self::Etcd(_) => Program::Etcd,
             Self::Haproxy => Program::Haproxy,
             Self::Keepalived => Program::Keepalived,
+            Self::Patroni(_) => Program::Patroni,
         }
     }
 
@@ -304,6 +334,10 @@ impl Expected {
                 etcd::prestart::check(root, config, expected).map(|(config, started)| (config, Own::Etcd(started)))
             }
             Self::Haproxy | Self::Keepalived => Ok((config.to_owned(), Own::Package(Packaged {}))),
+            Self::Patroni(expected) => {
+                let started = postgres::prestart::check(root, *expected)?;
+                Ok((config.to_owned(), Own::Patroni(started)))
+            }
         }
     }
 
@@ -311,7 +345,8 @@ impl Expected {
     pub fn fits(&self, running: &Own) -> Result<(), PrestartError> {
         match (self, running) {
             (Self::Etcd(expected), Own::Etcd(started)) => etcd::prestart::fits(expected, started),
-            (Self::Haproxy | Self::Keepalived, _) | (_, Own::Package(_)) => Ok(()),
+            (Self::Patroni(expected), Own::Patroni(started)) => Ok(postgres::prestart::fits(*expected, started)?),
+            (Self::Haproxy | Self::Keepalived, _) | (Self::Etcd(_) | Self::Patroni(_), _) => Ok(()),
         }
     }
 }
@@ -324,6 +359,8 @@ pub enum Own {
     Etcd(etcd::prestart::Started),
     /// Of a Debian package's program.
     Package(Packaged),
+    /// Of Patroni.
+    Patroni(postgres::prestart::Started),
 }
 
 /// Nothing: such a program has no data.
@@ -336,6 +373,7 @@ impl Own {
         match self {
             Self::Etcd(started) => etcd::prestart::resume(root, started).map(Resume::Etcd),
             Self::Package(_) => Ok(Resume::Package),
+            Self::Patroni(started) => postgres::prestart::resume(root, started).map(|()| Resume::Patroni),
         }
     }
 
@@ -343,7 +381,7 @@ impl Own {
     pub fn resumed(&mut self, resume: &Resume, config: &str) -> Result<String, PrestartError> {
         match (self, resume) {
             (Self::Etcd(started), Resume::Etcd(resume)) => etcd::prestart::resumed(started, resume, config),
-            (Self::Package(_), _) | (_, Resume::Package) => Ok(config.to_owned()),
+            (Self::Etcd(_) | Self::Package(_) | Self::Patroni(_), _) => Ok(config.to_owned()),
         }
     }
 
@@ -352,6 +390,15 @@ impl Own {
         match self {
             Self::Etcd(started) => started.note_files(root),
             Self::Package(_) => Ok(()),
+            Self::Patroni(started) => Ok(started.note_files(root)?),
+        }
+    }
+
+    /// Records what the process has taken up by a reload.
+    pub fn note_reload(&mut self, root: &Root) -> Result<(), PrestartError> {
+        match self {
+            Self::Etcd(_) | Self::Package(_) => Ok(()),
+            Self::Patroni(started) => Ok(started.note_reload(root)?),
         }
     }
 
@@ -360,6 +407,7 @@ impl Own {
         match self {
             Self::Etcd(started) => started.ids.is_none(),
             Self::Package(_) => false,
+            Self::Patroni(started) => started.system.is_none(),
         }
     }
 
@@ -368,6 +416,7 @@ impl Own {
         match self {
             Self::Etcd(started) => started.learn(root),
             Self::Package(_) => false,
+            Self::Patroni(started) => started.learn(root),
         }
     }
 
@@ -376,6 +425,7 @@ impl Own {
         match self {
             Self::Etcd(started) => started.ids = None,
             Self::Package(_) => {}
+            Self::Patroni(started) => started.system = None,
         }
     }
 }
@@ -387,4 +437,6 @@ pub enum Resume {
     Etcd(etcd::prestart::Resume),
     /// A Debian package's program.
     Package,
+    /// Patroni.
+    Patroni,
 }

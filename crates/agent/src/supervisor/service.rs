@@ -508,6 +508,7 @@ impl Task {
         let (digest, _) = self.configuration()?;
         self.launcher.reload(&self.root, self.program, &running.handle).await?;
         self.record.config_digest = digest;
+        self.own.note_reload(&self.root)?;
         // HAProxy's master runs the package's program anew.
         self.note_version().await;
         tracing::info!(version = self.record.version, "{} took up its configuration", self.program);

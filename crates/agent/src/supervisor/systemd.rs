@@ -13,7 +13,7 @@ use zbus::{Connection, OwnedObjectPath, OwnedVariant, Proxy, Variant};
 
 use crate::files::FileError;
 
-pub use raftsman_core::render::systemd::{ETCD_USER, HAPROXY_USER};
+pub use raftsman_core::render::systemd::{ETCD_USER, HAPROXY_USER, POSTGRES_USER};
 
 /// etcd's unit.
 pub const ETCD_UNIT: &str = "raftsman-etcd.service";
@@ -21,6 +21,8 @@ pub const ETCD_UNIT: &str = "raftsman-etcd.service";
 pub const HAPROXY_UNIT: &str = "raftsman-haproxy.service";
 /// keepalived's unit.
 pub const KEEPALIVED_UNIT: &str = "raftsman-keepalived.service";
+/// Patroni's unit.
+pub const PATRONI_UNIT: &str = "raftsman-patroni.service";
 /// The agent's own.
 pub const AGENT_UNIT: &str = "raftsman-agent.service";
 /// Exists while systemd is the init process.

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use raftsman_agent::postgres::running;
 use raftsman_agent::root::Root;
 use raftsman_agent::supervisor::process;
 use raftsman_agent::supervisor::program::{Files, Program};
@@ -16,6 +17,7 @@ use raftsman_api::tls::{ClientTls, ConnectError, Connected, Identity, connect, m
 use raftsman_api::v1::agent_client::AgentClient;
 use raftsman_api::v1::{self, Purpose};
 use raftsman_api::{fence, hex};
+use raftsman_core::render::patroni::sockets;
 use rcgen::{
     BasicConstraints, CertificateParams, CertificateSigningRequestParams, DnType, ExtendedKeyUsagePurpose, IsCa,
     Issuer, KeyPair, KeyUsagePurpose, SanType,
@@ -307,7 +309,9 @@ impl Machine {
         let chain_pem = match purpose {
             Purpose::Agent => fleet.sign(&csr, &machine_name(self.name, fleet.id), address),
             Purpose::EtcdPeer => fleet.sign_peer(&csr, address),
-            Purpose::EtcdServer | Purpose::EtcdClient | Purpose::Unspecified => fleet.sign(&csr, self.name, address),
+            Purpose::EtcdServer | Purpose::EtcdClient | Purpose::Postgres | Purpose::Patroni | Purpose::Unspecified => {
+                fleet.sign(&csr, self.name, address)
+            }
         };
         let request = v1::StoreCertificateRequest {
             purpose: purpose.into(),
@@ -397,8 +401,30 @@ impl Drop for Machine {
             kill(left.pid());
             std::thread::sleep(Duration::from_millis(5));
         }
+        // Patroni first, which would start PostgreSQL again.
+        while let Some(patroni) = process::of(&self.root(), Program::Patroni) {
+            kill(patroni.pid());
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        for left in running::left(&self.root()) {
+            // So that it removes its shared memory.
+            signal(left.pid(), Signal::QUIT);
+        }
+        let begun = Instant::now();
+        while let Some(left) = running::left(&self.root()).first() {
+            if begun.elapsed() > Duration::from_secs(10) {
+                kill(left.pid());
+            }
+            std::thread::sleep(Duration::from_millis(20));
+        }
+        let _ = fs::remove_dir_all(sockets(&self.root().path().display().to_string()));
         if std::thread::panicking() {
             let log = self.log();
+            let patroni = fs::read_to_string(Program::Patroni.files(&self.root()).log()).unwrap_or_default();
+            if !patroni.is_empty() {
+                let last: Vec<&str> = patroni.lines().collect();
+                eprintln_lines(&format!("end of patroni.log:\n{}", last[last.len().saturating_sub(40)..].join("\n")));
+            }
             let etcd = fs::read_to_string(self.etcd_files().log()).unwrap_or_default();
             let last: Vec<&str> = etcd.lines().rev().take(5).collect();
             eprintln_lines(&format!("agent.log:\n{log}\nend of etcd.log:\n{}", last.join("\n")));

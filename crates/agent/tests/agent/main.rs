@@ -11,6 +11,7 @@ mod etcd;
 mod harness;
 mod measure;
 mod pins;
+mod postgres;
 mod programs;
 mod supervise;
 mod trust;

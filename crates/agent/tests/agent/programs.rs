@@ -59,7 +59,7 @@ fn present(cluster_id: u64) -> v1::EtcdExpected {
 async fn of_etcd(client: &mut Client) -> v1::ProgramReport {
     let mut programs = report(client).await.programs;
     let named: Vec<Program> = programs.iter().map(v1::ProgramReport::program).collect();
-    assert_eq!(named, [Program::Etcd, Program::Haproxy, Program::Keepalived]);
+    assert_eq!(named, [Program::Etcd, Program::Haproxy, Program::Keepalived, Program::Patroni]);
     let program = programs.remove(0);
     assert_eq!(program.program(), Program::Etcd);
     program

@@ -164,6 +164,56 @@ RestrictAddressFamilies=AF_NETLINK AF_PACKET
     )
 }
 
+/// The user that Patroni and PostgreSQL run as, and its group.
+pub const POSTGRES_USER: &str = "raftsman-postgres";
+
+/// Patroni's unit. A Patroni that ends leaves its PostgreSQL running, and adopts it when it is started again: systemd ends
+/// only the first process, and the agent the rest, where that is wanted. PostgreSQL compiles queries in memory, and Patroni
+/// may open a watchdog, which is root's: both are less confined here than other programs.
+pub fn patroni_unit() -> String {
+    use super::patroni::{DATA, DIR, FILE, RUN, UNIT_SOCKETS};
+    let confined: String = CONFINED
+        .lines()
+        .filter(|line| !line.starts_with("MemoryDenyWriteExecute=") && !line.starts_with("PrivateDevices="))
+        .flat_map(|line| [line, "\n"])
+        .collect();
+    let sockets = UNIT_SOCKETS.trim_start_matches("/run/");
+    format!(
+        "\
+# Written by raftsman-agent, which starts, reloads and stops this unit: do not enable it.
+[Unit]
+Description=Patroni and PostgreSQL, operated by raftsman
+After=network-online.target
+StartLimitIntervalSec=0
+
+[Service]
+Type=exec
+User={POSTGRES_USER}
+Group={POSTGRES_USER}
+Environment=LC_ALL=C.UTF-8
+# Not on every machine.
+ExecStartPre=-+/bin/chown {POSTGRES_USER} /dev/watchdog
+ExecStart=/usr/bin/python3 -I -B {ROOT}/{DIR}/current/start.py {ROOT}/{DIR}/{FILE}
+ExecReload=/bin/kill -HUP $MAINPID
+WorkingDirectory={ROOT}/{DIR}
+KillMode=process
+Restart=no
+TimeoutStopSec=90
+UMask=0077
+RuntimeDirectory={sockets}
+RuntimeDirectoryMode=0700
+RuntimeDirectoryPreserve=yes
+ReadWritePaths={ROOT}/{DATA} {ROOT}/{RUN}
+CapabilityBoundingSet=
+RestrictSUIDSGID=yes
+DevicePolicy=closed
+DeviceAllow=/dev/watchdog rw
+LimitNOFILE=65536
+OOMScoreAdjust=-900
+{confined}"
+    )
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
@@ -174,5 +224,6 @@ mod tests {
         insta::assert_snapshot!("etcd_unit", etcd_unit());
         insta::assert_snapshot!("haproxy_unit", haproxy_unit());
         insta::assert_snapshot!("keepalived_unit", keepalived_unit());
+        insta::assert_snapshot!("patroni_unit", patroni_unit());
     }
 }

@@ -1,0 +1,214 @@
+//! Patroni's file as raftsman writes it → its keys and values. Only for texts in which `foreign_line` finds nothing, and for
+//! such a text with its placeholders filled in.
+
+use std::collections::BTreeSet;
+use std::net::SocketAddr;
+
+use raftsman_core::render::patroni::PgSecret;
+use secrecy::SecretString;
+
+/// What every file has, by section and key. A file without one of these lines would have Patroni serve REST without TLS or
+/// password, or log in to etcd without TLS; PostgreSQL would accept clients by its own rules.
+const NEEDED: [(&str, &str); 33] = [
+    ("", "scope"),
+    ("", "namespace"),
+    ("", "name"),
+    ("restapi", "listen"),
+    ("restapi", "connect_address"),
+    ("restapi", "certfile"),
+    ("restapi", "keyfile"),
+    ("restapi", "cafile"),
+    ("restapi", "verify_client"),
+    ("restapi/authentication", "username"),
+    ("restapi/authentication", "password"),
+    ("ctl", "cacert"),
+    ("ctl", "certfile"),
+    ("ctl", "keyfile"),
+    ("etcd3", "protocol"),
+    ("etcd3", "cacert"),
+    ("etcd3", "username"),
+    ("etcd3", "password"),
+    ("postgresql", "listen"),
+    ("postgresql", "connect_address"),
+    ("postgresql", "use_unix_socket"),
+    ("postgresql", "data_dir"),
+    ("postgresql", "bin_dir"),
+    ("postgresql", "pgpass"),
+    ("postgresql/authentication/superuser", "username"),
+    ("postgresql/authentication/replication", "password"),
+    ("postgresql/authentication/replication", "sslmode"),
+    ("postgresql/authentication/rewind", "password"),
+    ("postgresql/authentication/rewind", "sslmode"),
+    ("postgresql/parameters", "unix_socket_directories"),
+    ("postgresql/parameters", "ssl"),
+    ("postgresql/parameters", "ssl_cert_file"),
+    ("postgresql/parameters", "password_encryption"),
+];
+
+/// The rule of `pg_hba.conf` that ends every file's.
+const LAST_RULE: &str = "host all all all reject";
+
+/// A key with its value, or an item of a list, and where it is.
+struct Line<'a> {
+    /// From 1.
+    number: usize,
+    section: String,
+    /// None for an item of a list.
+    key: Option<&'a str>,
+    /// As it is written; nothing where a section begins.
+    value: &'a str,
+}
+
+fn lines(text: &str) -> Vec<Line<'_>> {
+    let mut open: Vec<&str> = Vec::new();
+    let mut found = Vec::new();
+    for (index, line) in text.split('\n').enumerate() {
+        let rest = line.trim_start_matches(' ');
+        if rest.is_empty() || rest.starts_with('#') {
+            continue;
+        }
+        open.truncate((line.len() - rest.len()) / 2);
+        let (section, number) = (open.join("/"), index + 1);
+        if let Some(value) = rest.strip_prefix("- ") {
+            found.push(Line { number, section, key: None, value });
+            continue;
+        }
+        let split = match rest.strip_prefix('"') {
+            Some(quoted) => quoted.split_once("\":"),
+            None => rest.split_once(':'),
+        };
+        let Some((key, value)) = split else { continue };
+        let value = value.strip_prefix(' ').unwrap_or(value);
+        if value.is_empty() {
+            open.push(key);
+        }
+        found.push(Line { number, section, key: Some(key), value });
+    }
+    found
+}
+
+/// Why a file is none that raftsman writes, though each of its lines is.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Flaw {
+    /// A key or a section for the second time: Patroni would take the last one.
+    Twice {
+        /// The line's number.
+        line: usize,
+    },
+    /// A line that every file has.
+    Missing(String),
+    /// An address that is not the machine's.
+    OtherAddress {
+        /// The line's number.
+        line: usize,
+    },
+}
+
+/// What is wrong with a file as a whole, on a machine with this address.
+pub fn flaw(text: &str, address: std::net::IpAddr) -> Option<Flaw> {
+    let lines = lines(text);
+    let mut known = BTreeSet::new();
+    for line in &lines {
+        let Some(key) = line.key else { continue };
+        if !known.insert((line.section.as_str(), key)) {
+            return Some(Flaw::Twice { line: line.number });
+        }
+        let own = || string(line.value).parse::<SocketAddr>().is_ok_and(|found| found.ip() == address);
+        if matches!(line.section.as_str(), "restapi" | "postgresql")
+            && matches!(key, "listen" | "connect_address")
+            && !own()
+        {
+            return Some(Flaw::OtherAddress { line: line.number });
+        }
+    }
+    if let Some((section, key)) = NEEDED.iter().find(|needed| !known.contains(*needed)) {
+        return Some(Flaw::Missing(if section.is_empty() { (*key).to_owned() } else { format!("{section}/{key}") }));
+    }
+    let rules = |line: &&Line<'_>| line.section == "postgresql/pg_hba";
+    if lines.iter().rfind(rules).is_none_or(|last| string(last.value) != LAST_RULE) {
+        return Some(Flaw::Missing("postgresql/pg_hba".to_owned()));
+    }
+    hosts(text).is_empty().then(|| Flaw::Missing("etcd3/hosts".to_owned()))
+}
+
+/// The value of a key.
+pub fn value(text: &str, section: &str, key: &str) -> Option<String> {
+    let line = lines(text).into_iter().find(|line| line.section == section && line.key == Some(key))?;
+    Some(string(line.value))
+}
+
+/// The members of etcd.
+pub fn hosts(text: &str) -> BTreeSet<SocketAddr> {
+    let found = lines(text).into_iter().filter(|line| line.section == "etcd3/hosts" && line.key.is_none());
+    found.filter_map(|line| string(line.value).parse().ok()).collect()
+}
+
+/// The addresses that Patroni and PostgreSQL listen on.
+pub fn listeners(text: &str) -> Vec<SocketAddr> {
+    let found = ["restapi", "postgresql"].map(|section| value(text, section, "listen")?.parse().ok());
+    found.into_iter().flatten().collect()
+}
+
+/// A secret of a file that is filled in.
+pub fn secret(text: &str, secret: PgSecret) -> Option<SecretString> {
+    let section = match secret {
+        PgSecret::Dcs => "etcd3",
+        PgSecret::Rest => "restapi/authentication",
+        PgSecret::Replicator => "postgresql/authentication/replication",
+        PgSecret::Rewind => "postgresql/authentication/rewind",
+    };
+    value(text, section, "password").map(SecretString::from)
+}
+
+/// A scalar's text: what `render::yaml::quoted` has put in quotes, or anything else as it is.
+fn string(yaml: &str) -> String {
+    let Some(inner) = yaml.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) else { return yaml.to_owned() };
+    let mut out = String::with_capacity(inner.len());
+    let mut rest = inner.chars();
+    while let Some(c) = rest.next() {
+        if c != '\\' {
+            out.push(c);
+            continue;
+        }
+        let length = match rest.next() {
+            Some('n') => {
+                out.push('\n');
+                continue;
+            }
+            Some('r') => {
+                out.push('\r');
+                continue;
+            }
+            Some('t') => {
+                out.push('\t');
+                continue;
+            }
+            Some('x') => 2,
+            Some('u') => 4,
+            Some('U') => 8,
+            Some(other) => {
+                out.push(other);
+                continue;
+            }
+            None => break,
+        };
+        let digits: String = rest.by_ref().take(length).collect();
+        out.extend(u32::from_str_radix(&digits, 16).ok().and_then(char::from_u32));
+    }
+    out
+}
+
+#[cfg(test)]
+mod tests {
+    use raftsman_core::render::yaml::quoted;
+
+    use super::*;
+
+    #[test]
+    fn a_text_in_quotes_is_read_as_it_was() {
+        for text in ["", "plain", "\"\\\n\r\t{root}\u{7f}é\u{2028}😀", "\\x7b", " a # b: c"] {
+            assert_eq!(string(&quoted(text)), text);
+            assert_eq!(string(&quoted(text).replace('{', "\\x7b")), text);
+        }
+    }
+}
