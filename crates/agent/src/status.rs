@@ -200,13 +200,14 @@ impl Coded for PatroniConfigError {
             | Self::Foreign(_)
             | Self::Twice(_)
             | Self::Missing(_)
+            | Self::Device(_)
             | Self::OtherAddress { .. }
             | Self::NoSecret(_)
             | Self::UnknownSecret(_)
             | Self::UnusableSecret(_)
             | Self::TooLong
             | Self::Trust(_) => Code::InvalidArgument,
-            Self::Root(_) => Code::FailedPrecondition,
+            Self::Root(_) | Self::Watchdog => Code::FailedPrecondition,
             Self::User(_) => Code::Internal,
             Self::File(error) => error.code(),
         }

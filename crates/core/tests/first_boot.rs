@@ -643,6 +643,7 @@ fn long_running_units_are_confined() {
         ("raftsman-etcd.service", systemd::etcd_unit(), "20"),
         ("raftsman-haproxy.service", systemd::haproxy_unit(), "20"),
         ("raftsman-keepalived.service", systemd::keepalived_unit(), "40"),
+        ("raftsman-patroni.service", systemd::patroni_unit(), "25"),
     ];
     for (name, text, most) in units {
         let path = scratch.write(&format!("etc/systemd/system/{name}"), &text);

@@ -4,15 +4,16 @@ use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Read, Seek, SeekFrom};
 use std::net::{IpAddr, SocketAddr, TcpListener};
-use std::os::unix::fs::{DirBuilderExt, OpenOptionsExt, PermissionsExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, OpenOptionsExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use raftsman_core::boot::Boot;
-use raftsman_core::render::haproxy;
+use raftsman_core::render::{haproxy, patroni};
 use raftsman_core::spec::Name;
+use rustix::process::Signal;
 use serde::{Deserialize, Serialize};
 use tokio::process::{Child, Command};
 use tokio::task::spawn_blocking;
@@ -296,6 +297,7 @@ impl Local {
         let root = root.canonicalize().map_err(failed("resolve", &root))?;
         // The agent first: it would start the others again.
         self.end_agent(name, &root).await?;
+        end_postgres(name, &root).await?;
         let config = root.join("haproxy/haproxy.cfg").into_os_string().into_encoded_bytes();
         end_processes(name, &root, &config, Path::new(haproxy::PROGRAM)).await?;
         let config = [b"--config-file=", root.join("etcd/etcd.yaml").as_os_str().as_encoded_bytes()].concat();
@@ -558,6 +560,44 @@ async fn end_processes(name: &str, root: &Path, argument: &[u8], programs: &Path
         }
         sleep(POLL).await;
     }
+}
+
+/// Ends Patroni, the PostgreSQL that it ran, and programs that made or copied its data; removes PostgreSQL's socket, which
+/// is not below the root.
+async fn end_postgres(name: &str, root: &Path) -> Result<(), LocalError> {
+    let bytes = |path: PathBuf| path.into_os_string().into_encoded_bytes();
+    // Patroni first: it would start PostgreSQL again.
+    let config = bytes(root.join(patroni::DIR).join(patroni::FILE));
+    end_processes(name, root, &config, Path::new("/usr/bin/python3")).await?;
+    let data = bytes(root.join(patroni::DATA));
+    let all = [data.clone(), [b"--pgdata=", data.as_slice()].concat()];
+    let own = root.join(patroni::PROGRAMS);
+    for programs in [Path::new("/usr/lib/postgresql"), own.as_path()] {
+        // PostgreSQL that is killed leaves its shared memory; one that ends at once does not.
+        let begun = Instant::now();
+        loop {
+            let found = process::with_argument(&data, programs);
+            if found.is_empty() || begun.elapsed() > END_LIMIT {
+                break;
+            }
+            for pid in found {
+                let ours = |arguments: &[Vec<u8>]| arguments.contains(&data) && process::is_ours(pid, programs);
+                if let Ok(Some(process)) = Proved::open(pid, ours) {
+                    process.signal(Signal::QUIT).map_err(failed("end a process of", root))?;
+                }
+            }
+            sleep(POLL).await;
+        }
+        for argument in &all {
+            end_processes(name, root, argument, programs).await?;
+        }
+    }
+    let sockets = PathBuf::from(patroni::sockets(&root.display().to_string()));
+    let own = rustix::process::geteuid().as_raw();
+    if fs::symlink_metadata(&sockets).is_ok_and(|found| found.is_dir() && found.uid() == own) {
+        fs::remove_dir_all(&sockets).map_err(failed("remove", &sockets))?;
+    }
+    Ok(())
 }
 
 /// Waits for the killed processes: their locks and ports are free then.

@@ -44,7 +44,12 @@ impl Proved {
 
     /// Kills it; succeeds when it is gone.
     pub(crate) fn kill(&self) -> io::Result<()> {
-        match pidfd_send_signal(&self.handle, Signal::KILL) {
+        self.signal(Signal::KILL)
+    }
+
+    /// Sends it a signal; succeeds when it is gone.
+    pub(crate) fn signal(&self, signal: Signal) -> io::Result<()> {
+        match pidfd_send_signal(&self.handle, signal) {
             Err(rustix::io::Errno::SRCH) => Ok(()),
             sent => Ok(sent?),
         }

@@ -9,6 +9,7 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 
 use raftsman_core::boot::Boot;
+use raftsman_core::render::patroni::UNIT_SOCKETS;
 use raftsman_core::render::systemd::{
     AGENT_PROGRAM, ROOT, agent_unit, etcd_unit, haproxy_unit, keepalived_unit, patroni_unit,
 };
@@ -18,7 +19,9 @@ use crate::files::{self, FileError};
 use crate::machine::boot::{self, BootError};
 use crate::machine::metrics;
 use crate::machine::upgrade;
+use crate::postgres::running;
 use crate::root::Root;
+use crate::supervisor::launch::Launcher;
 use crate::supervisor::program::Program;
 use crate::supervisor::systemd::{self, AGENT_UNIT, ETCD_USER, Owner, Systemd, SystemdError};
 
@@ -128,6 +131,10 @@ pub async fn uninstall(fleet: Option<&str>, leaves: bool) -> Result<(), InstallE
         for program in Program::ALL.into_iter().rev() {
             bus.stop(program.unit()).await?;
         }
+        if let Ok(root) = Root::open(Path::new(ROOT)) {
+            running::end_rest(&root, &Launcher::Unit(bus.clone())).await;
+        }
+        files::remove_dir(Path::new(UNIT_SOCKETS))?;
     }
     remove_root(Path::new(ROOT))?;
     // Not before: without its root the agent writes no more metrics.

@@ -46,6 +46,15 @@ pub enum PatroniConfigError {
     /// A line that protects the node.
     #[error("`{0}` is missing in Patroni's file, and is in every one that raftsman writes: nothing was written")]
     Missing(String),
+    /// The machine is this computer.
+    #[error("a watchdog would reset this computer, which is more than this machine: nothing was written")]
+    Watchdog,
+    /// A device that is no watchdog.
+    #[error(
+        "line {0} of Patroni's file names a device that is none of this machine's watchdogs (`/dev/watchdog`, or one with a \
+         number): nothing was written"
+    )]
+    Device(usize),
     /// A node listens at its own machine.
     #[error("line {line} of Patroni's file has another address than this machine, {own}: nothing was written")]
     OtherAddress {
@@ -121,6 +130,10 @@ pub struct Sent {
 /// Checks all of it, then writes it: what was sent last, so that whatever it says holds.
 pub fn write(root: &Root, launcher: &Launcher, address: IpAddr, sent: &Sent) -> Result<(), PatroniConfigError> {
     let secrets = check(address, sent)?;
+    let watches = lines::value(&sent.config, "watchdog", "mode").is_none_or(|mode| mode != "off");
+    if watches && matches!(launcher, Launcher::Child) {
+        return Err(PatroniConfigError::Watchdog);
+    }
     let text = root.path().to_str().ok_or_else(|| PatroniConfigError::Root(root.path().to_path_buf()))?;
     let (sockets, user) = (sockets(root, launcher), user(launcher));
     let on_machine = OnMachine { root: text, sockets: &sockets, user: &user, secrets: &secrets };
@@ -160,6 +173,7 @@ fn check(address: IpAddr, sent: &Sent) -> Result<BTreeMap<PgSecret, String>, Pat
     match lines::flaw(&sent.config, address) {
         None => {}
         Some(Flaw::Twice { line }) => return Err(PatroniConfigError::Twice(line)),
+        Some(Flaw::Device { line }) => return Err(PatroniConfigError::Device(line)),
         Some(Flaw::Missing(what)) => return Err(PatroniConfigError::Missing(what)),
         Some(Flaw::OtherAddress { line }) => return Err(PatroniConfigError::OtherAddress { line, own: address }),
     }
@@ -300,6 +314,10 @@ pub(crate) mod tests {
             (with("  verify_client: \"required\"\n", ""), "`restapi/verify_client` is missing"),
             (with("  protocol: \"https\"\n", ""), "`etcd3/protocol` is missing"),
             (with("    - \"host all all all reject\"\n", ""), "`postgresql/pg_hba` is missing"),
+            (with("  mode: \"off\"", "  mode: \"required\""), "a watchdog would reset this computer"),
+            (with("  mode: \"off\"\n", ""), "a watchdog would reset this computer"),
+            (with("  device: \"/dev/watchdog\"", "  device: \"/dev/sda\""), "names a device that is none"),
+            (with("  device: \"/dev/watchdog\"", "  device: \"/dev/shm/x\""), "names a device that is none"),
             (
                 with("  listen: \"127.77.3.1:8008\"", "  listen: \"127.77.3.9:8008\""),
                 "has another address than this machine",

@@ -97,6 +97,11 @@ pub enum Flaw {
     },
     /// A line that every file has.
     Missing(String),
+    /// A device that is no watchdog: Patroni opens it, and writes to it when it closes it, whatever it is.
+    Device {
+        /// The line's number.
+        line: usize,
+    },
     /// An address that is not the machine's.
     OtherAddress {
         /// The line's number.
@@ -112,6 +117,9 @@ pub fn flaw(text: &str, address: std::net::IpAddr) -> Option<Flaw> {
         let Some(key) = line.key else { continue };
         if !known.insert((line.section.as_str(), key)) {
             return Some(Flaw::Twice { line: line.number });
+        }
+        if (line.section.as_str(), key) == ("watchdog", "device") && !is_watchdog(&string(line.value)) {
+            return Some(Flaw::Device { line: line.number });
         }
         let own = || string(line.value).parse::<SocketAddr>().is_ok_and(|found| found.ip() == address);
         if matches!(line.section.as_str(), "restapi" | "postgresql")
@@ -131,6 +139,11 @@ pub fn flaw(text: &str, address: std::net::IpAddr) -> Option<Flaw> {
     hosts(text).is_empty().then(|| Flaw::Missing("etcd3/hosts".to_owned()))
 }
 
+/// `/dev/watchdog`, or one with a number.
+fn is_watchdog(device: &str) -> bool {
+    device.strip_prefix("/dev/watchdog").is_some_and(|number| number.bytes().all(|b| b.is_ascii_digit()))
+}
+
 /// The value of a key.
 pub fn value(text: &str, section: &str, key: &str) -> Option<String> {
     let line = lines(text).into_iter().find(|line| line.section == section && line.key == Some(key))?;
@@ -147,6 +160,11 @@ pub fn hosts(text: &str) -> BTreeSet<SocketAddr> {
 pub fn listeners(text: &str) -> Vec<SocketAddr> {
     let found = ["restapi", "postgresql"].map(|section| value(text, section, "listen")?.parse().ok());
     found.into_iter().flatten().collect()
+}
+
+/// The address that PostgreSQL listens on.
+pub fn server(text: &str) -> Option<SocketAddr> {
+    value(text, "postgresql", "listen")?.parse().ok()
 }
 
 /// A secret of a file that is filled in.

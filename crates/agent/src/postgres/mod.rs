@@ -29,16 +29,18 @@ pub const LEAST_FREE: u64 = 128 << 20;
 
 /// The last message in Patroni's log about why it ended.
 pub fn fatal(log: &[String]) -> Option<String> {
-    let gist = |line: &String| {
+    // A token is not for reports.
+    let log: Vec<&String> = log.iter().filter(|line| !line.contains("auth token")).collect();
+    let gist = |line: &&String| {
         ["CRITICAL: ", "FATAL: ", "ERROR: "].iter().find_map(|level| Some(line.split_once(level)?.1.to_owned()))
     };
     // What Python writes of an exception that ended it begins with the exception's name.
-    let exception = |line: &&String| {
+    let exception = |line: &&&String| {
         line.split_once(": ").is_some_and(|(name, _)| {
             !name.contains(' ') && (name.ends_with("Error") || name.ends_with("Exception") || name == "SystemExit")
         })
     };
-    log.iter().rev().find(exception).cloned().or_else(|| log.iter().rev().find_map(gist))
+    log.iter().rev().find(exception).map(|line| (*line).clone()).or_else(|| log.iter().rev().find_map(gist))
 }
 
 /// The store of one of a node's certificates. PostgreSQL refuses a key of its own that a group may read; where it has a user

@@ -131,6 +131,11 @@ pub fn left(root: &Root) -> Vec<Handle> {
     })
 }
 
+/// PostgreSQL's first process on this node's data.
+pub fn postmaster(root: &Root) -> Option<Handle> {
+    left(root).into_iter().find(|left| is_postmaster(root, left.pid()))
+}
+
 /// Whether a process is PostgreSQL's first on this data.
 fn is_postmaster(root: &Root, pid: u32) -> bool {
     let file = data::dir(root).join("postmaster.pid");

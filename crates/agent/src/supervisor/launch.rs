@@ -189,7 +189,12 @@ impl Launcher {
         }
         for dir in program.writes(root) {
             files::make_dir(&dir, 0o700)?;
-            systemd::give(&dir, owner)?;
+            match program {
+                // The agent puts nothing into them. What PostgreSQL's own users can run there could lead a walk elsewhere.
+                Program::Patroni => chown(&dir, Some(owner.user), Some(owner.group))
+                    .map_err(FileError::of("change the owner of", &dir))?,
+                Program::Etcd | Program::Haproxy | Program::Keepalived => systemd::give(&dir, owner)?,
+            }
         }
         Ok(Some(owner))
     }

@@ -183,6 +183,16 @@ impl Program {
         }
     }
 
+    /// Those that must be free before it starts: a PostgreSQL that outlived its Patroni keeps its own, and is adopted.
+    pub fn needs_free(self, root: &Root, config: &str, address: IpAddr) -> Vec<SocketAddr> {
+        let mut needed = self.listeners(config, address);
+        if self == Self::Patroni && postgres::running::postmaster(root).is_some() {
+            let kept = postgres::lines::server(config);
+            needed.retain(|address| Some(*address) != kept);
+        }
+        needed
+    }
+
     /// The bytes that must be free on the machine's disk before it is started.
     pub fn least_free(self) -> u64 {
         match self {

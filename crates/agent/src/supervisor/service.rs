@@ -528,7 +528,7 @@ impl Task {
 
     fn ports_are_free(&self, config: &str) -> Result<(), ServiceError> {
         let program = self.program;
-        match ports::taken(&program.listeners(config, self.address)).into_iter().next() {
+        match ports::taken(&program.needs_free(&self.root, config, self.address)).into_iter().next() {
             Some(taken) => Err(ServiceError::PortTaken { program, port: taken.port, holder: taken.holder }),
             None => Ok(()),
         }
@@ -594,6 +594,7 @@ impl Task {
                 self.record.last_exit = format!("not started again: {problem}");
                 tracing::error!(problem, "{} is not started again", self.program);
                 self.phase = Phase::Stopped;
+                self.launcher.end_rest(&self.root, self.program).await;
                 self.try_save();
                 return;
             }
@@ -602,6 +603,10 @@ impl Task {
         if let Err(error) = self.start_again(&resume).await {
             self.record.last_exit = describe(&error);
             tracing::error!(error = self.record.last_exit, "{} could not be started again", self.program);
+            if self.delay >= LONGEST_DELAY {
+                // PostgreSQL without a Patroni would go on as the primary after another node has taken its place.
+                self.launcher.end_rest(&self.root, self.program).await;
+            }
             self.back_off();
         }
     }
@@ -643,7 +648,13 @@ impl Task {
                 self.adopt().await;
             }
         }
-        let Phase::Running(running) = &self.phase else { return Ok(()) };
+        let Phase::Running(running) = &self.phase else {
+            if self.record.ever_started {
+                // It ended by itself, and may have left something.
+                self.launcher.end_rest(&self.root, self.program).await;
+            }
+            return Ok(());
+        };
         let handle = &running.handle;
         let pid = handle.pid();
         let program = self.program;
