@@ -336,7 +336,7 @@ async fn an_upgrade_of_the_agent_does_not_touch_haproxy() {
     let program = another("second");
     upgrade(&fleet, &machine, &program).await.unwrap();
     let report = runs(&fleet, &machine, &program).await;
-    assert_eq!(report.programs.iter().map(pid).collect::<Vec<_>>(), [0, master, 0]);
+    assert_eq!(report.programs.iter().map(pid).collect::<Vec<_>>(), [0, master, 0, 0]);
     assert!(connection.is_alive().await);
     // The agent after it reloads and stops it.
     let mut client = machine.client(&fleet, Role::Operator).await;

@@ -208,7 +208,11 @@ async fn a_node_is_brought_up_asked_reloaded_restarted_and_stopped() {
     let refused = start(&mut client, DataState::Empty, 0).await.unwrap_err();
     assert_eq!(refused.message(), "Patroni is not configured: write its configuration first");
     let first = text(ip, "a");
-    client.configure_patroni(stamp(configuration(&fleet, &first, "a"))).await.unwrap();
+    // An etcd and a password of an operator's own would run programs of his own.
+    let refused = client.configure_patroni(stamp(configuration(&fleet, &first, "a"))).await.unwrap_err();
+    assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+    let mut admin = machine.client(&fleet, Role::Admin).await;
+    admin.configure_patroni(stamp(configuration(&fleet, &first, "a"))).await.unwrap();
     let refused = start(&mut client, DataState::Empty, 0).await.unwrap_err();
     assert_eq!(refused.message(), "PostgreSQL has no certificate: request and store one first");
     for purpose in [Purpose::Postgres, Purpose::Patroni] {
@@ -262,7 +266,7 @@ async fn a_node_is_brought_up_asked_reloaded_restarted_and_stopped() {
     let refused = client.configure_program(stamp(request)).await.unwrap_err();
     assert!(refused.message().contains("ConfigurePatroni"), "{refused}");
     let foreign = first.replacen("log:\n", "log:\n  dir: \"/etc\"\n", 1);
-    let refused = client.configure_patroni(stamp(configuration(&fleet, &foreign, "a"))).await.unwrap_err();
+    let refused = admin.configure_patroni(stamp(configuration(&fleet, &foreign, "a"))).await.unwrap_err();
     assert_eq!(refused.code(), Code::InvalidArgument);
     assert_eq!(refused.message(), "line 5 of Patroni's file is none that raftsman writes: nothing was written");
     let refused = set(&mut client, "postgresql.parameters.archive_command", "\"id\"").await.unwrap_err();
@@ -290,7 +294,7 @@ async fn a_node_is_brought_up_asked_reloaded_restarted_and_stopped() {
 
     // The other user of etcd, by a reload; then the first one may go.
     let second = text(ip, "b");
-    client.configure_patroni(stamp(configuration(&fleet, &second, "b"))).await.unwrap();
+    admin.configure_patroni(stamp(configuration(&fleet, &second, "b"))).await.unwrap();
     let written = report(&mut client).await.postgres.unwrap();
     assert_eq!((written.running_config.as_str(), written.secrets_stamp.as_str()), (first.as_str(), "stamp of b"));
     client.reload_program(stamp(v1::ReloadProgramRequest { program: Program::Patroni.into() })).await.unwrap();
@@ -310,10 +314,10 @@ async fn a_node_is_brought_up_asked_reloaded_restarted_and_stopped() {
     // A password that etcd does not have.
     let mut wrong = configuration(&fleet, &second, "b");
     wrong.secrets.insert("dcs".to_owned(), "wrong".to_owned());
-    client.configure_patroni(stamp(wrong)).await.unwrap();
+    admin.configure_patroni(stamp(wrong)).await.unwrap();
     let login = reader.log_in_to_etcd(v1::LogInToEtcdRequest {}).await.unwrap().into_inner();
     assert!(login.logins[0].error.contains("authentication failed"), "{login:?}");
-    client.configure_patroni(stamp(configuration(&fleet, &second, "b"))).await.unwrap();
+    admin.configure_patroni(stamp(configuration(&fleet, &second, "b"))).await.unwrap();
 
     // A Patroni that was killed adopts the PostgreSQL that it left.
     let (old, pid) = (postmaster(&machine), process::of(&machine.root(), Supervised::Patroni).unwrap().pid());

@@ -93,7 +93,7 @@ impl Executor<'_> {
                     let request = ReloadProgramRequest { program: program.into() };
                     agent.reload_program(self.stamped(request)).await?;
                 }
-                Program::Etcd | Program::Unspecified => {}
+                Program::Etcd | Program::Patroni | Program::Unspecified => {}
             }
         }
         if instance.keepalived.is_none() {

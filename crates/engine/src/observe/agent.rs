@@ -384,7 +384,11 @@ fn purpose(wire: v1::Purpose) -> Option<Purpose> {
     match wire {
         v1::Purpose::EtcdPeer => Some(Purpose::Peer),
         v1::Purpose::EtcdServer => Some(Purpose::Server),
-        v1::Purpose::Agent | v1::Purpose::EtcdClient | v1::Purpose::Unspecified => None,
+        v1::Purpose::Agent
+        | v1::Purpose::EtcdClient
+        | v1::Purpose::Postgres
+        | v1::Purpose::Patroni
+        | v1::Purpose::Unspecified => None,
     }
 }
 
