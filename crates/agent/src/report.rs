@@ -88,8 +88,9 @@ fn program_report(agent: &Agent, program: Program) -> Result<(v1::ProgramReport,
         config => program.listeners(config, agent.claim.boot().address),
     };
     if !matches!(view.state, State::Running(_)) {
-        let needed = program.needs_free(root, &config, agent.claim.boot().address);
-        ports_taken = if listeners.is_empty() { Vec::new() } else { ports::taken(&needed) };
+        if !listeners.is_empty() {
+            ports_taken = ports::taken(&program.needs_free(root, &config, agent.claim.boot().address));
+        }
         // The program may have started in between: then it holds them itself.
         view = service.view();
         if matches!(view.state, State::Running(_)) {

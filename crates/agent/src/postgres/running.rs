@@ -133,14 +133,19 @@ pub fn left(root: &Root) -> Vec<Handle> {
 
 /// PostgreSQL's first process on this node's data.
 pub fn postmaster(root: &Root) -> Option<Handle> {
-    left(root).into_iter().find(|left| is_postmaster(root, left.pid()))
+    // Without its file there is none, and the list of processes need not be read.
+    let pid = postmaster_pid(root)?;
+    left(root).into_iter().find(|left| left.pid() == pid)
 }
 
-/// Whether a process is PostgreSQL's first on this data.
 fn is_postmaster(root: &Root, pid: u32) -> bool {
-    let file = data::dir(root).join("postmaster.pid");
-    let first = fs::read_to_string(file).ok().and_then(|text| text.lines().next()?.trim().parse().ok());
-    first == Some(pid)
+    postmaster_pid(root) == Some(pid)
+}
+
+/// What PostgreSQL wrote: another process may have the number since.
+fn postmaster_pid(root: &Root) -> Option<u32> {
+    let text = fs::read_to_string(data::dir(root).join("postmaster.pid")).ok()?;
+    text.lines().next()?.trim().parse().ok()
 }
 
 #[cfg(test)]

@@ -41,14 +41,19 @@ fn major() -> u32 {
 }
 
 fn text(address: IpAddr, user: &str) -> String {
+    text_of("pg-1", address, address, user)
+}
+
+/// The file of a node at this address, on an etcd at that one.
+fn text_of(name: &str, address: IpAddr, etcd: IpAddr, user: &str) -> String {
     let settings = [("ttl", "20"), ("loop_wait", "1"), ("retry_timeout", "3"), ("synchronous_mode", "false")];
     let settings = settings.map(|(path, json)| (path.to_owned(), json.to_owned()));
     patroni::config(&Patroni {
         scope: "pg",
         namespace: "/service/",
-        name: "pg-1",
+        name,
         address,
-        hosts: &BTreeSet::from([SocketAddr::new(address, 2379)]),
+        hosts: &BTreeSet::from([SocketAddr::new(etcd, 2379)]),
         etcd_user: user,
         settings: &BTreeMap::from(settings),
         nodes: &BTreeSet::from([address]),
@@ -182,9 +187,9 @@ async fn of_patroni(client: &mut Client) -> v1::ProgramReport {
     programs.into_iter().find(|found| found.program() == Program::Patroni).unwrap()
 }
 
-fn postmaster(machine: &Machine) -> u32 {
-    let text = fs::read_to_string(machine.path().join(DATA).join("postmaster.pid")).unwrap();
-    text.lines().next().unwrap().trim().parse().unwrap()
+fn postmaster(machine: &Machine) -> Option<u32> {
+    let text = fs::read_to_string(machine.path().join(DATA).join("postmaster.pid")).ok()?;
+    text.lines().next()?.trim().parse().ok()
 }
 
 fn nothing_is_left(machine: &Machine) {
@@ -377,4 +382,67 @@ async fn a_node_is_brought_up_asked_reloaded_restarted_and_stopped() {
     let key = machine.path().join(SERVER_TLS).join("current/tls.key");
     let mode = std::os::unix::fs::PermissionsExt::mode(&fs::metadata(key).unwrap().permissions());
     assert_eq!(mode & 0o777, 0o600);
+}
+
+async fn ready(machine: &Machine, fleet: &Fleet, client: &mut Client, text: &str) {
+    install(machine, fleet, client).await;
+    let mut admin = machine.client(fleet, Role::Admin).await;
+    admin.configure_patroni(stamp(configuration(fleet, text, "a"))).await.unwrap();
+    for purpose in [Purpose::Postgres, Purpose::Patroni] {
+        machine.certify(fleet, client, purpose).await;
+    }
+}
+
+async fn standby(client: &mut Client, timeline: u32) -> v1::PostgresReport {
+    until(client, "a standby that streams", |postgres, answer| {
+        answer["role"] == "replica"
+            && answer["state"] == "running"
+            && answer["replication_state"] == "streaming"
+            && answer["timeline"] == timeline
+            && postgres.data.as_ref().is_some_and(|data| data.state() == DataState::Present)
+    })
+    .await
+}
+
+#[tokio::test(flavor = "multi_thread", worker_threads = 2)]
+async fn a_standby_joins_takes_over_and_is_made_anew() {
+    let fleet = Fleet::new("f21");
+    let (one, mut first) = Machine::claimed(&fleet).await;
+    let (two, mut second) = Machine::claimed(&fleet).await;
+    let dcs = one.address.ip();
+    etcd(&one, &fleet, &mut first).await;
+    ready(&one, &fleet, &mut first, &text_of("pg-1", dcs, dcs, "a")).await;
+    ready(&two, &fleet, &mut second, &text_of("pg-2", two.address.ip(), dcs, "a")).await;
+    start(&mut first, DataState::Empty, 0).await.unwrap();
+    let system = primary(&mut first).await.data.unwrap().system_id;
+
+    start(&mut second, DataState::Empty, system).await.unwrap();
+    let joined = standby(&mut second, 1).await;
+    assert_eq!(joined.data.unwrap().system_id, system);
+    restart_postgres(&mut second, PostgresRole::Primary).await.unwrap_err();
+    restart_postgres(&mut second, PostgresRole::Replica).await.unwrap();
+    standby(&mut second, 1).await;
+
+    let request = v1::SwitchOverRequest { from: "pg-2".to_owned(), to: "pg-1".to_owned() };
+    let refused = first.switch_over(stamp(request)).await.unwrap_err();
+    assert_eq!(refused.code(), Code::FailedPrecondition, "not the primary: {refused}");
+    let request = v1::SwitchOverRequest { from: "pg-1".to_owned(), to: "pg-2".to_owned() };
+    let switched = first.switch_over(stamp(request)).await.unwrap().into_inner();
+    assert!(!switched.undetermined);
+    until(&mut second, "the other primary", |_, answer| is_primary(answer) && answer["timeline"] == 2).await;
+    standby(&mut first, 2).await;
+
+    let old = postmaster(&one);
+    first.reinitialize_node(stamp(v1::ReinitializeNodeRequest { system_id: 7 })).await.unwrap_err();
+    first.reinitialize_node(stamp(v1::ReinitializeNodeRequest { system_id: system })).await.unwrap();
+    until(&mut first, "another PostgreSQL", |_, answer| {
+        answer["replication_state"] == "streaming" && postmaster(&one) != old
+    })
+    .await;
+    assert_eq!(standby(&mut first, 2).await.data.unwrap().system_id, system);
+
+    stop(&mut first, 60).await;
+    stop(&mut second, 60).await;
+    nothing_is_left(&one);
+    nothing_is_left(&two);
 }
