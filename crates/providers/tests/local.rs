@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command};
 
 use raftsman_core::boot::Boot;
+use raftsman_core::render::patroni;
 use raftsman_providers::{
     Artifact, Connection, LocalError, LocalSettings, MachineOrder, Power, ProviderError, Settings, connect,
 };
@@ -104,6 +105,22 @@ fn haproxy(root: &Path) -> Stand {
     Stand(program.args(["-W", "-db", "-f"]).arg(&config).spawn().expect("HAProxy is installed"))
 }
 
+/// What stands for Patroni and PostgreSQL with the files of this machine, and the directory of PostgreSQL's socket.
+fn postgres(root: &Path) -> ([Stand; 2], PathBuf) {
+    let root = root.canonicalize().unwrap();
+    let program = root.join(patroni::PROGRAMS).join("15.18/bin/postgres");
+    fs::create_dir_all(program.parent().unwrap()).unwrap();
+    fs::copy("/bin/sh", &program).unwrap();
+    let mut server = Command::new(program);
+    server.args(["-c", "while :; do sleep 1; done", "-D"]).arg(root.join(patroni::DATA));
+    let mut python = Command::new("/usr/bin/python3");
+    python.args(["-c", "import time; time.sleep(600)"]).arg(root.join(patroni::DIR).join(patroni::FILE));
+    let sockets = PathBuf::from(patroni::sockets(&root.display().to_string()));
+    fs::create_dir(&sockets).unwrap();
+    fs::write(sockets.join(".s.PGSQL.5432"), "").unwrap();
+    ([python, server].map(|mut program| Stand(program.spawn().unwrap())), sockets)
+}
+
 #[tokio::test]
 async fn a_machine_comes_and_goes() {
     let home = tempfile::tempdir().unwrap();
@@ -146,8 +163,13 @@ async fn a_machine_comes_and_goes() {
     let mut impostor = Stand::impostor(&config);
     let mut other = Stand::new(&dir.join("etcd-11/etcd/etcd.yaml"));
     let (mut balancer, mut others) = (haproxy(&dir.join("etcd-1")), haproxy(&dir.join("etcd-11")));
+    let (mut node, sockets) = postgres(&dir.join("etcd-1"));
+    let (mut another, kept) = postgres(&dir.join("etcd-11"));
     provider.delete("etcd-1", None).await.unwrap();
     assert!(!is_alive(agent));
+    assert!(!node.iter_mut().any(Stand::is_alive) && !sockets.exists(), "Patroni and PostgreSQL go, with its socket");
+    assert!(another.iter_mut().all(Stand::is_alive) && kept.exists(), "another machine's do not");
+    fs::remove_dir_all(kept).unwrap();
     assert!(!ours.is_alive(), "etcd goes with its machine");
     assert!(!balancer.is_alive(), "and so does HAProxy");
     assert!(other.is_alive() && others.is_alive(), "another machine's does not");
