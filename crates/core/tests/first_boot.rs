@@ -593,6 +593,7 @@ fn laid_out(scratch: &Scratch) -> Vec<String> {
         "var/lib/raftsman/etcd/current/etcd",
         "usr/sbin/haproxy",
         "usr/sbin/keepalived",
+        "usr/bin/python3",
         "usr/sbin/nft",
         "usr/sbin/chpasswd",
         "bin/rm",

@@ -129,6 +129,27 @@ fn a_parameter_is_raised() {
 }
 
 #[test]
+fn nothing_is_restarted_before_every_node_has_read_the_settings() {
+    let mut scene = settled(standing(&[], THREE));
+    scene.desired = standing(&[], &["nodes: 3", "parameters: { max_connections: 200 }"]);
+    let setting = scene.plan();
+    assert!(describe(&setting).starts_with("* set patroni pg"), "{}", describe(&setting));
+    // Of a node that is cut off from etcd, Patroni does not tell that it has to be restarted.
+    scene.world.machines.get_mut(&Name::fixed("pg-3")).expect("a node").postgres.cut_from_etcd = true;
+    scene.carry_out(&setting);
+    let since = scene.world.ledger.of_postgres(&pg()).settings_set.expect("it is remembered");
+    let held = describe(&scene.plan());
+    assert!(
+        held.contains(&format!("pg-3: Patroni has not been seen at etcd since the last step, at {since}")),
+        "{held}"
+    );
+    assert!(!held.contains("restart") && !held.contains("switch over"), "{held}");
+    scene.world.machines.get_mut(&Name::fixed("pg-3")).expect("a node").postgres.cut_from_etcd = false;
+    let rest = to_the_end(&mut scene);
+    assert!(rest.contains("restart postgresql pg-3") && rest.ends_with("done\n"), "{rest}");
+}
+
+#[test]
 fn a_parameter_is_lowered() {
     let mut scene = settled(standing(&[], &["nodes: 3", "parameters: { max_connections: 100 }"]));
     scene.desired = standing(&[], &["nodes: 3", "parameters: { max_connections: 50 }"]);

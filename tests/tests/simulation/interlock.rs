@@ -24,7 +24,6 @@ fn caught(planner: Planner, rule: &str) {
 
 const SETTLED: &str = "etcd gives only to a settled PostgreSQL";
 const LOGINS: &str = "every node can log in anew";
-const ORDER: &str = "standbys are never short of what their primary has";
 const USERS: &str = "a user in use is left alone";
 
 /// The same observation with other reports of nodes.
@@ -209,18 +208,6 @@ fn all_standbys_at_once(desired: &Stack, observed: &Observed, now: Timestamp) ->
     plan
 }
 
-/// Takes every node for one that was at etcd, and logged in anew, since the last step.
-fn does_not_wait_for_nodes(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
-    let later = now.checked_add(jiff::SignedDuration::from_secs(1)).unwrap_or(now);
-    let mut assumed = with(observed, |_, node| {
-        if let Ok(facts) = &mut node.node {
-            facts.dcs_seen = later;
-        }
-    });
-    assume_logins(&mut assumed, now);
-    plan(desired, &assumed, now)
-}
-
 /// Takes every running Patroni for one that knows all members of today.
 fn all_know_the_members(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
     let hosts = desired.etcd_hosts(&observed.ledger);
@@ -232,26 +219,9 @@ fn all_know_the_members(desired: &Stack, observed: &Observed, now: Timestamp) ->
     plan(desired, &assumed, now)
 }
 
-/// Does not remember that the settings were changed.
-fn forgets_the_settings(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
-    let mut assumed = observed.clone();
-    assumed.ledger.postgres.values_mut().for_each(|known| known.settings_set = None);
-    plan(desired, &assumed, now)
-}
-
-#[test]
-fn a_planner_that_does_not_wait_for_nodes_is_caught() {
-    caught(does_not_wait_for_nodes, SETTLED);
-}
-
 #[test]
 fn a_planner_that_ignores_which_members_nodes_know_is_caught() {
     caught(all_know_the_members, LOGINS);
-}
-
-#[test]
-fn a_planner_that_restarts_before_all_have_read_the_settings_is_caught() {
-    caught(forgets_the_settings, ORDER);
 }
 
 #[test]
@@ -286,7 +256,7 @@ fn a_planner_that_switches_over_to_any_standby_is_caught() {
 
 #[test]
 fn a_planner_that_lowers_standbys_first_is_caught() {
-    caught(lowers_standbys_first, ORDER);
+    caught(lowers_standbys_first, "standbys are never short of what their primary has");
 }
 
 #[test]

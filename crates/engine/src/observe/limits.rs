@@ -12,6 +12,8 @@ const WRITE: Duration = Duration::from_secs(20);
 const PROCESS: Duration = Duration::from_secs(60);
 /// System programs such as systemd that apply a change; and the cleaning of a machine.
 const SYSTEM: Duration = Duration::from_secs(90);
+/// PostgreSQL writes its memory to the disk, ends and starts again: an agent waits for ten minutes.
+const POSTGRES: Duration = Duration::from_secs(660);
 /// An agent takes about 5 s at most to measure.
 const MEASURE: Duration = Duration::from_secs(15);
 /// A database of the greatest size that etcd suggests is read or written in less, also on a slow disk.
@@ -32,6 +34,10 @@ fn known(call: &str) -> Option<Limit> {
         "StartEtcd" | "RestartEtcd" | "StopEtcd" | "ClearData" => prompt(PROCESS),
         "StartProgram" | "RestartProgram" | "ReloadProgram" | "StopProgram" => prompt(PROCESS),
         "SetFirewall" | "Deliver" | "Leave" => prompt(SYSTEM),
+        "ConfigurePatroni" | "LogInToEtcd" => prompt(WRITE),
+        "SetPatroni" | "ReinitializeNode" => prompt(SYSTEM),
+        // Patroni answers when it is done.
+        "RestartPostgres" | "SwitchOver" => Limit { prompt: false, ..prompt(POSTGRES) },
         "Measure" => prompt(MEASURE),
         "RestoreData" | "Compare" => Limit { prompt: false, ..prompt(DATABASE) },
         // It reports progress twice a second.
