@@ -188,6 +188,7 @@ impl Coded for PostgresPrestartError {
     fn code(&self) -> Code {
         match self {
             Self::NoCertificate(_) | Self::NoEtcdTrust | Self::OtherData { .. } => Code::FailedPrecondition,
+            Self::Certificate(error) => error.code(),
             Self::File(error) => error.code(),
         }
     }

@@ -115,8 +115,10 @@ pub(crate) enum Verb {
     MoveLeader(MoveLeader),
     /// Show past steps: when, by which operator, and how they ended.
     Journal(Journal),
-    /// Print what `etcdctl` needs, for `eval`.
+    /// Print what `etcdctl`, or a client of PostgreSQL, needs, for `eval`.
     Env(Env),
+    /// Run `psql` as the superuser, on the primary of a PostgreSQL cluster of this computer.
+    Psql(Psql),
     /// List certificates, issue client certificates, rotate CAs.
     #[command(subcommand)]
     Cert(Cert),
@@ -521,9 +523,10 @@ pub(crate) struct Join {
 #[command(after_help = "\
 Examples:
   eval \"$(raftsman env)\" && etcdctl member list
-  eval \"$(raftsman env --via front)\" && etcdctl get --prefix /   through the balancer `front`")]
+  eval \"$(raftsman env --via front)\" && etcdctl get --prefix /   through the balancer `front`
+  eval \"$(raftsman env app)\" && psql -U shop shop                  the primary of the PostgreSQL cluster `app`")]
 pub(crate) struct Env {
-    /// Which cluster; may be left out when there is only one.
+    /// Which cluster, of etcd or of PostgreSQL; may be left out when there is only one of etcd.
     #[arg(value_name = "CLUSTER")]
     pub(crate) cluster: Option<String>,
     /// Reach the members through this balancer of the file.
@@ -532,6 +535,20 @@ pub(crate) struct Env {
     /// Print JSON.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Examples:
+  raftsman psql app                                the superuser's session on the primary of `app`
+  raftsman psql app -- -c 'select version()'       one statement")]
+pub(crate) struct Psql {
+    /// Which PostgreSQL cluster; may be left out when there is only one.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) cluster: Option<String>,
+    /// Arguments of `psql`. The database is `postgres` where they name none.
+    #[arg(last = true)]
+    pub(crate) arguments: Vec<String>,
 }
 
 #[derive(Debug, Args)]

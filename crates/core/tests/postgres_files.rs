@@ -20,7 +20,7 @@ fn desired(machines: &str, pg: &str) -> Desired {
     );
     let reading = spec::read(&text);
     let rendered = reading.render("raftsman.yaml", &text, false);
-    let spec = reading.later.unwrap_or_else(|| panic!("the fixture is wrong:\n{rendered}\n{text}"));
+    let spec = reading.spec.or(reading.later).unwrap_or_else(|| panic!("the fixture is wrong:\n{rendered}\n{text}"));
     let network = Some("127.0.42.0/24".parse().expect("a network"));
     let identity = Identity { id: "0f1e".to_owned(), network, places: BTreeMap::new(), zones: BTreeMap::new() };
     resolve(&spec, &identity).expect("addresses")

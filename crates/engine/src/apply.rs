@@ -8,9 +8,9 @@ use jiff::Timestamp;
 use raftsman_core::action::{Action, EtcdAction, StartData};
 use raftsman_core::desired::{DesireError, Member};
 use raftsman_core::observed::{Ledger, Observed, ServiceState, View};
-use raftsman_core::plan::{Plan, Step, Waiting, plan, safety};
+use raftsman_core::plan::safety::{self, Refusal};
+use raftsman_core::plan::{Plan, Step, Waiting, plan};
 use raftsman_core::spec::Name;
-use tokio::sync::OnceCell;
 
 use crate::act::{ActError, Executor};
 use crate::interrupt::Interrupt;
@@ -304,20 +304,26 @@ impl Run<'_> {
 
     /// Executes one wave, all of its steps concurrently. Returns the first failure, if there was one.
     async fn carry_out(&mut self, steps: Vec<Step>, limit: Duration) -> Result<Option<ApplyError>, ApplyError> {
-        self.write_ahead(&steps).await?;
+        let refused = self.judge_again(&steps).await?;
+        // What is not done is not noted as begun: the next step would wait for it.
+        let begun: Vec<Step> =
+            steps.iter().filter(|step| !refused.iter().any(|(action, _)| *action == step.action)).cloned().collect();
+        self.write_ahead(&begun).await?;
         let name = &self.observer.cluster().desired.name;
         self.journal.begun(name, &steps).await?;
         (self.on_event)(Event::Wave { steps: steps.clone() });
         let executor = Executor { observer: &self.observer, lock: self.journal.lock(), limit };
         let on_event = self.on_event;
         let observer = &self.observer;
-        let wave: Vec<&Action> = steps.iter().map(|step| &step.action).collect();
-        let (wave, fresh) = (wave.as_slice(), &OnceCell::new());
+        let refused = &refused;
         let perform = |action: &Action| {
             let action = action.clone();
             async move {
                 let begun = Instant::now();
-                let outcome = execute(observer, executor, wave, fresh, &action).await;
+                let outcome = match refused.iter().find(|(refused, _)| *refused == action) {
+                    Some((_, refusal)) => Err(ActError::Unsafe(refusal.clone())),
+                    None => executor.act(&action).await,
+                };
                 match &outcome {
                     Ok(()) => on_event(Event::Done { action: action.clone(), took: begun.elapsed() }),
                     Err(error) => on_event(Event::Failed { action: action.clone(), error: error.to_string() }),
@@ -376,6 +382,21 @@ impl Run<'_> {
         Ok(())
     }
 
+    /// Judges once more, right before and against one observation, the steps of a wave that cannot be undone, remove a
+    /// member or change what the others depend on. Returns those that may not be done any more. Before anything of the wave
+    /// is noted in the ledger: a step would be judged as if it were under way already.
+    async fn judge_again(&self, steps: &[Step]) -> Result<Vec<(Action, Refusal)>, ApplyError> {
+        if !steps.iter().any(|step| step.action.class().judged_again()) {
+            return Ok(Vec::new());
+        }
+        let fresh = self.observer.look_and_learn(self.journal.lock()).await?;
+        let desired = &self.observer.cluster().desired;
+        let wave: Vec<&Action> = steps.iter().map(|step| &step.action).collect();
+        let again = wave.iter().filter(|action| action.class().judged_again());
+        let judged = |action: &&&Action| safety::judge(desired, &fresh, &wave, action).err();
+        Ok(again.filter_map(|action| Some(((*action).clone(), judged(&action)?))).collect())
+    }
+
     /// Writes what must survive a crash to the disk before anything is done.
     async fn write_ahead(&self, steps: &[Step]) -> Result<(), StoreError> {
         let cluster = self.observer.cluster();
@@ -404,22 +425,6 @@ fn down(observed: &Observed) -> Vec<Name> {
 /// Whether etcd is started on an empty directory.
 fn is_bootstrap(action: &Action) -> bool {
     matches!(action, Action::Etcd(EtcdAction::StartEtcd { data: StartData::Empty | StartData::Joining(_), .. }))
-}
-
-/// Executes one step. One that cannot be undone, removes a member or changes what the others depend on is checked once
-/// more right before, against one observation that the whole wave shares.
-async fn execute(
-    observer: &Observer,
-    executor: Executor<'_>,
-    wave: &[&Action],
-    fresh: &OnceCell<Observed>,
-    action: &Action,
-) -> Result<(), ActError> {
-    if action.class().judged_again() {
-        let fresh = fresh.get_or_try_init(|| observer.look_and_learn(executor.lock)).await?;
-        safety::judge(&observer.cluster().desired, fresh, wave, action).map_err(ActError::Unsafe)?;
-    }
-    executor.act(action).await
 }
 
 /// The highest revision that was seen, for a restore to stay above.

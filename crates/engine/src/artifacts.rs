@@ -4,6 +4,7 @@
 
 mod agent;
 mod archive;
+mod bundle;
 mod download;
 mod error;
 mod probe;
@@ -24,6 +25,7 @@ use std::thread;
 use raftsman_core::desired::Shipped;
 use raftsman_core::spec::{Archive, EtcdVersion, Source};
 
+pub use bundle::PatroniBundle;
 pub use download::DownloadError;
 pub use error::ArtifactError;
 

@@ -187,6 +187,22 @@ impl StackHandle {
         Ok(())
     }
 
+    /// Whether this key, which is to sign for PostgreSQL, signs for agents or for etcd already.
+    pub(crate) fn check_not_etcds(&self, key: &str) -> Result<(), StackError> {
+        let shared = |with| {
+            let (cluster, kind) = (self.desired.name.clone(), AuthorityKind::Postgres);
+            Err(StackError::SharedAuthority { cluster, kind, with })
+        };
+        if self.fleet.authority.facts().public_key_sha256 == key {
+            return shared(AuthorityKind::Fleet);
+        }
+        let ledger = self.ledger();
+        let has = |side: &TrustDomain| {
+            ledger.etcd.trust(*side).is_some_and(|trust| trust.known().iter().any(|it| it.key == key))
+        };
+        TrustDomain::ALL.into_iter().find(has).map_or(Ok(()), |side| shared(side.into()))
+    }
+
     fn brought_certificate(&self, reference: &spec::BroughtAuthority) -> Result<String, StackError> {
         brought_certificate(reference, self.fleet.context.base())
     }
@@ -286,7 +302,7 @@ pub(crate) fn brought(
     Ok(Authority::brought(side.into(), &certificate, &key, now)?)
 }
 
-fn brought_certificate(reference: &spec::BroughtAuthority, base: &Path) -> Result<String, StackError> {
+pub(crate) fn brought_certificate(reference: &spec::BroughtAuthority, base: &Path) -> Result<String, StackError> {
     let text = std::fs::read_to_string(base.join(&reference.certificate));
     let text = text.map_err(|source| StackError::CaFile { path: reference.certificate.clone(), source })?;
     // Text around the certificates does not make it another authority.
@@ -310,7 +326,7 @@ pub(crate) async fn bring_in(
     Ok(Trust::new(record(&pki::describe(&pem)?, &pem, 1, Origin::Brought)))
 }
 
-fn record(facts: &pki::CertificateFacts, pem: &str, number: u32, origin: Origin) -> AuthorityRecord {
+pub(crate) fn record(facts: &pki::CertificateFacts, pem: &str, number: u32, origin: Origin) -> AuthorityRecord {
     AuthorityRecord {
         number,
         key: facts.public_key_sha256.clone(),

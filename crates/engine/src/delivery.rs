@@ -148,6 +148,21 @@ fn parts(files: &[Delivered]) -> Vec<Vec<u8>> {
     files.iter().flat_map(|file| [file.what.name().into(), file.contents.clone().into_bytes()]).collect()
 }
 
+/// The mark of these parts, where the fleet has made marks before.
+pub(crate) async fn known_stamp(cluster: &StackHandle, parts: &[Vec<u8>]) -> Result<Option<String>, StoreError> {
+    Ok(key(cluster).await?.map(|key| stamp(&key, parts)))
+}
+
+/// The mark of these parts, with a key that is made where there is none.
+pub(crate) async fn new_stamp(
+    cluster: &StackHandle,
+    lock: &Lock,
+    parts: &[Vec<u8>],
+) -> Result<String, crate::stack::StackError> {
+    let key = cluster.fleet.secrets.get_or_put(lock, KEY, secrets::random_token()?).await?;
+    Ok(stamp(&key, parts))
+}
+
 fn stamp(key: &SecretString, parts: &[Vec<u8>]) -> String {
     if parts.is_empty() {
         return String::new();

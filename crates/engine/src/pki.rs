@@ -46,6 +46,8 @@ pub enum AuthorityKind {
     EtcdPeers,
     /// For clients, and for members' server certificates: one per cluster.
     EtcdClients,
+    /// For PostgreSQL and Patroni's REST interface: one per PostgreSQL cluster.
+    Postgres,
 }
 
 impl fmt::Display for AuthorityKind {
@@ -54,6 +56,7 @@ impl fmt::Display for AuthorityKind {
             Self::Fleet => "fleet",
             Self::EtcdPeers => "etcd peers",
             Self::EtcdClients => "etcd clients",
+            Self::Postgres => "PostgreSQL",
         })
     }
 }

@@ -91,6 +91,23 @@ pub enum StackError {
         "the credentials with which `{0}` was adopted are not in the state: bring the state's directory back from a copy"
     )]
     NotAdopted(Name),
+    /// Another password than the cluster was made with.
+    #[error(
+        "the file has another password of the role `{role}` of the PostgreSQL cluster `{cluster}` than it was made with, and \
+         this version does not change it: write the earlier one"
+    )]
+    PasswordChanged {
+        /// Which cluster.
+        cluster: Name,
+        /// Which role.
+        role: &'static str,
+    },
+    /// Another CA than the cluster was made with.
+    #[error(
+        "the file brings another CA for the PostgreSQL cluster `{0}` than it was made with, and this version does not change \
+         it: bring the earlier one"
+    )]
+    PostgresCaChanged(Name),
     /// The state knows of an authority that it does not hold.
     #[error("the key of the {0} authority is not in the state: bring the state's directory back from a copy")]
     AuthorityMissing(AuthorityKind),
@@ -220,11 +237,15 @@ impl StackHandle {
         places
     }
 
-    /// Every current or desired machine and its address: those of members, and those that balancers have to themselves.
+    /// Every current or desired machine and its address: those of members, of PostgreSQL's nodes, and those that balancers
+    /// have to themselves.
     pub fn machines(&self) -> BTreeMap<Name, IpAddr> {
         let (mut machines, ledger) = (self.places(), self.ledger());
         for (_, instance) in self.desired.instances() {
             machines.entry(instance.name.clone()).or_insert(instance.address);
+        }
+        for (_, node) in self.desired.nodes() {
+            machines.entry(node.name.clone()).or_insert(node.address);
         }
         for (name, address) in ledger.machines.instances {
             machines.entry(name).or_insert(address);
@@ -253,7 +274,7 @@ impl StackHandle {
         for user in self.desired.etcd.access.users.iter().flat_map(|users| users.keys()) {
             self.user_password(user)?;
         }
-        Ok(())
+        self.check_postgres_references(now).await
     }
 
     /// The password that the file refers to for this user.

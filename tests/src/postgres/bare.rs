@@ -17,6 +17,7 @@ use rustix::process::Signal;
 use secrecy::ExposeSecret as _;
 use serde_json::Value;
 
+use super::clients::Clients;
 use super::connect::{self, Tls};
 use crate::files::write_private;
 use crate::lab::{Lab, kill, processes};
@@ -131,8 +132,7 @@ impl Node {
 pub struct BarePostgres {
     dir: tempfile::TempDir,
     nodes: Vec<Node>,
-    tls: Tls,
-    runtime: tokio::runtime::Runtime,
+    clients: Clients,
 }
 
 impl BarePostgres {
@@ -172,8 +172,8 @@ impl BarePostgres {
         let (chain, key) = authority.issue_client("operator", None, DAY, now).expect("a client certificate");
         let identity = Identity::from_pem(&chain, key.expose_secret()).expect("an identity");
         let tls = Tls::new(authority.certificate_pem(), identity);
-        let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        Self { dir, nodes, tls, runtime: runtime.expect("a runtime") }
+        let places = nodes.iter().map(|node| (node.name.clone(), node.address)).collect();
+        Self { dir, nodes, clients: Clients::with(places, SUPERUSER, "postgres", tls) }
     }
 
     /// Prepares and starts all nodes, and waits until there is a synchronous standby.
@@ -275,7 +275,8 @@ impl BarePostgres {
     pub fn rest(&self, index: usize, method: &str, path: &str, body: &str) -> std::io::Result<(u16, String)> {
         let (address, request) = (self.nodes[index].address, (method, path, body.to_owned()));
         let limit = if method == "GET" { Duration::from_secs(3) } else { Duration::from_secs(120) };
-        self.runtime.block_on(connect::rest(&self.tls, address, REST_LOGIN, request, limit))
+        let (runtime, tls) = (self.clients.runtime(), self.clients.tls());
+        runtime.block_on(connect::rest(&tls, address, REST_LOGIN, request, limit))
     }
 
     /// The nodes as any Patroni that answers lists them; none while none answers.
@@ -337,32 +338,9 @@ impl BarePostgres {
         whole.then_some(Settled { primary, standby, timeline })
     }
 
-    /// How clients connect: every node is named, and the one that takes writes is used.
-    pub(super) fn config(&self) -> tokio_postgres::Config {
-        let mut config = login();
-        for node in &self.nodes {
-            config.host(node.address.to_string());
-        }
-        config.target_session_attrs(tokio_postgres::config::TargetSessionAttrs::ReadWrite);
-        config
-    }
-
-    /// How a client connects to each node by itself.
-    pub(super) fn config_of_each(&self) -> Vec<(String, tokio_postgres::Config)> {
-        let config = |node: &Node| {
-            let mut config = login();
-            config.host(node.address.to_string()).connect_timeout(Duration::from_secs(1));
-            (node.name.clone(), config)
-        };
-        self.nodes.iter().map(config).collect()
-    }
-
-    pub(super) fn tls(&self) -> Tls {
-        self.tls.clone()
-    }
-
-    pub(super) fn runtime(&self) -> &tokio::runtime::Runtime {
-        &self.runtime
+    /// How clients connect to it, as the superuser.
+    pub fn clients(&self) -> &Clients {
+        &self.clients
     }
 }
 
@@ -381,15 +359,6 @@ pub struct Settled {
 pub fn tail(text: &str, lines: usize) -> String {
     let all: Vec<&str> = text.lines().collect();
     all[all.len().saturating_sub(lines)..].join("\n")
-}
-
-fn login() -> tokio_postgres::Config {
-    let mut config = tokio_postgres::Config::new();
-    config.user(SUPERUSER.0).password(SUPERUSER.1).dbname("postgres").port(PORT);
-    config.ssl_mode(tokio_postgres::config::SslMode::Require).connect_timeout(Duration::from_secs(2));
-    config.keepalives_idle(Duration::from_secs(1)).keepalives_interval(Duration::from_secs(1)).keepalives_retries(2);
-    config.tcp_user_timeout(Duration::from_secs(3));
-    config
 }
 
 /// Connections on this computer come from 127.0.0.1, whichever of its addresses they go to: pg_hba lets in all of them.

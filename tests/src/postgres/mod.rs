@@ -1,10 +1,12 @@
 //! An etcd cluster with passwords → PostgreSQL on it by hand, clients that write to it, and what they and each node saw.
 
 pub mod bare;
+mod clients;
 mod connect;
 pub mod ledger;
 pub mod watch;
 
 pub use bare::{BarePostgres, Dcs, Timers};
+pub use clients::Clients;
 pub use ledger::Ledger;
 pub use watch::Watch;

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use tokio::task::JoinHandle;
 use tokio_postgres::Client;
 
-use super::bare::BarePostgres;
+use super::clients::Clients;
 use super::connect::Tls;
 
 /// How often each node is asked.
@@ -19,7 +19,7 @@ const TOGETHER: Duration = Duration::from_millis(500);
 
 /// Every node is being asked.
 pub struct Watch<'a> {
-    cluster: &'a BarePostgres,
+    cluster: &'a Clients,
     stop: Arc<AtomicBool>,
     nodes: Vec<(String, JoinHandle<Vec<Answer>>)>,
 }
@@ -47,7 +47,7 @@ pub struct Seen {
 
 impl<'a> Watch<'a> {
     /// Asks every node from now on.
-    pub fn start(cluster: &'a BarePostgres) -> Self {
+    pub fn start(cluster: &'a Clients) -> Self {
         let stop = Arc::new(AtomicBool::new(false));
         let nodes = cluster
             .config_of_each()

@@ -24,7 +24,7 @@ fn no_primary_is_demoted_by_work_on_the_etcd_beneath() {
     lab.apply();
     let postgres = BarePostgres::up(&lab, &Dcs::of(&lab), Timers::SHORTEST);
     let before = postgres.settled();
-    let (watch, ledger) = (Watch::start(&postgres), Ledger::start(&postgres, 2));
+    let (watch, ledger) = (Watch::start(postgres.clients()), Ledger::start(postgres.clients(), 2));
 
     // Every member restarts for another setting, then for another version; then one gets a new machine and new data.
     lab.write_file(&format!("{}    quota: 3GiB\n", lab.file()));

@@ -20,6 +20,7 @@ mod members;
 mod notice;
 mod patroni;
 mod pki;
+mod postgres;
 mod preflight;
 mod recovery;
 mod refusals;

@@ -36,7 +36,7 @@ fn stack(lab: &Lab, nodes: &[IpAddr]) -> Stack {
     }
     let reading = spec::read(&text);
     let rendered = reading.render("raftsman.yaml", &text, false);
-    let spec = reading.later.unwrap_or_else(|| panic!("{rendered}"));
+    let spec = reading.spec.or(reading.later).unwrap_or_else(|| panic!("{rendered}"));
     let network = Some(LoopbackNetwork::new(second, third));
     let identity = Identity { id: "f1ee7".to_owned(), network, places: BTreeMap::new(), zones: BTreeMap::new() };
     resolve(&spec, &identity).expect("addresses").stacks.remove(0)

@@ -214,6 +214,15 @@ impl Store {
         }))
     }
 
+    /// The fingerprint of the certificate in use; `None` when nothing was stored yet.
+    pub fn fingerprint(&self) -> Result<Option<String>, CertsError> {
+        let Some(dir) = self.resolved()? else { return Ok(None) };
+        let chain_pem = files::read(&dir.join("tls.crt"))?.unwrap_or_default();
+        let stored = |source| CertsError::Stored { dir: dir.clone(), source };
+        let chain = tls::certificates(&chain_pem, "certificate chain").map_err(stored)?;
+        Ok(chain.first().map(|leaf| hex::sha256(leaf)))
+    }
+
     fn holds(&self, chain_pem: &str, trust_pem: Option<&str>) -> Result<bool, CertsError> {
         let current = self.dir.join("current");
         let same_chain = files::read(&current.join("tls.crt"))?.as_deref() == Some(chain_pem);

@@ -130,7 +130,7 @@ pub struct Sent {
 /// Checks all of it, then writes it: what was sent last, so that whatever it says holds.
 pub fn write(root: &Root, launcher: &Launcher, address: IpAddr, sent: &Sent) -> Result<(), PatroniConfigError> {
     let secrets = check(address, sent)?;
-    let watches = lines::value(&sent.config, "watchdog", "mode").is_none_or(|mode| mode != "off");
+    let watches = patroni::value(&sent.config, "watchdog", "mode").is_none_or(|mode| mode != "off");
     if watches && matches!(launcher, Launcher::Child) {
         return Err(PatroniConfigError::Watchdog);
     }
@@ -290,7 +290,7 @@ pub(crate) mod tests {
             assert_eq!(read.expose_secret(), format!("{}-\"s{{root}}\\", secret.name()));
         }
         assert_eq!(lines::listeners(&text).len(), 2);
-        assert_eq!(lines::hosts(&text), lines::hosts(&filled));
+        assert_eq!(patroni::hosts(&text), patroni::hosts(&filled));
         for private in [Program::Patroni.files(&root).config(), sent_file(&root), stamp_file(&root)] {
             let mode = std::fs::metadata(&private).expect("there").permissions().mode();
             assert_eq!(mode & 0o777, 0o600, "{}", private.display());

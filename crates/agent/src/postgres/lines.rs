@@ -1,10 +1,9 @@
-//! Patroni's file as raftsman writes it → its keys and values. Only for texts in which `foreign_line` finds nothing, and for
-//! such a text with its placeholders filled in.
+//! Patroni's file as raftsman writes it → what is wrong with it as a whole, where it listens, its secrets.
 
 use std::collections::BTreeSet;
 use std::net::SocketAddr;
 
-use raftsman_core::render::patroni::PgSecret;
+use raftsman_core::render::patroni::{Line, PgSecret, hosts, lines, value};
 use secrecy::SecretString;
 
 /// What every file has, by section and key. A file without one of these lines would have Patroni serve REST without TLS or
@@ -48,45 +47,6 @@ const NEEDED: [(&str, &str); 33] = [
 /// The rule of `pg_hba.conf` that ends every file's.
 const LAST_RULE: &str = "host all all all reject";
 
-/// A key with its value, or an item of a list, and where it is.
-struct Line<'a> {
-    /// From 1.
-    number: usize,
-    section: String,
-    /// None for an item of a list.
-    key: Option<&'a str>,
-    /// As it is written; nothing where a section begins.
-    value: &'a str,
-}
-
-fn lines(text: &str) -> Vec<Line<'_>> {
-    let mut open: Vec<&str> = Vec::new();
-    let mut found = Vec::new();
-    for (index, line) in text.split('\n').enumerate() {
-        let rest = line.trim_start_matches(' ');
-        if rest.is_empty() || rest.starts_with('#') {
-            continue;
-        }
-        open.truncate((line.len() - rest.len()) / 2);
-        let (section, number) = (open.join("/"), index + 1);
-        if let Some(value) = rest.strip_prefix("- ") {
-            found.push(Line { number, section, key: None, value });
-            continue;
-        }
-        let split = match rest.strip_prefix('"') {
-            Some(quoted) => quoted.split_once("\":"),
-            None => rest.split_once(':'),
-        };
-        let Some((key, value)) = split else { continue };
-        let value = value.strip_prefix(' ').unwrap_or(value);
-        if value.is_empty() {
-            open.push(key);
-        }
-        found.push(Line { number, section, key: Some(key), value });
-    }
-    found
-}
-
 /// Why a file is none that raftsman writes, though each of its lines is.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Flaw {
@@ -118,10 +78,10 @@ pub fn flaw(text: &str, address: std::net::IpAddr) -> Option<Flaw> {
         if !known.insert((line.section.as_str(), key)) {
             return Some(Flaw::Twice { line: line.number });
         }
-        if (line.section.as_str(), key) == ("watchdog", "device") && !is_watchdog(&string(line.value)) {
+        if (line.section.as_str(), key) == ("watchdog", "device") && !is_watchdog(&line.text()) {
             return Some(Flaw::Device { line: line.number });
         }
-        let own = || string(line.value).parse::<SocketAddr>().is_ok_and(|found| found.ip() == address);
+        let own = || line.text().parse::<SocketAddr>().is_ok_and(|found| found.ip() == address);
         if matches!(line.section.as_str(), "restapi" | "postgresql")
             && matches!(key, "listen" | "connect_address")
             && !own()
@@ -133,7 +93,7 @@ pub fn flaw(text: &str, address: std::net::IpAddr) -> Option<Flaw> {
         return Some(Flaw::Missing(if section.is_empty() { (*key).to_owned() } else { format!("{section}/{key}") }));
     }
     let rules = |line: &&Line<'_>| line.section == "postgresql/pg_hba";
-    if lines.iter().rfind(rules).is_none_or(|last| string(last.value) != LAST_RULE) {
+    if lines.iter().rfind(rules).is_none_or(|last| last.text() != LAST_RULE) {
         return Some(Flaw::Missing("postgresql/pg_hba".to_owned()));
     }
     hosts(text).is_empty().then(|| Flaw::Missing("etcd3/hosts".to_owned()))
@@ -142,18 +102,6 @@ pub fn flaw(text: &str, address: std::net::IpAddr) -> Option<Flaw> {
 /// `/dev/watchdog`, or one with a number.
 fn is_watchdog(device: &str) -> bool {
     device.strip_prefix("/dev/watchdog").is_some_and(|number| number.bytes().all(|b| b.is_ascii_digit()))
-}
-
-/// The value of a key.
-pub fn value(text: &str, section: &str, key: &str) -> Option<String> {
-    let line = lines(text).into_iter().find(|line| line.section == section && line.key == Some(key))?;
-    Some(string(line.value))
-}
-
-/// The members of etcd.
-pub fn hosts(text: &str) -> BTreeSet<SocketAddr> {
-    let found = lines(text).into_iter().filter(|line| line.section == "etcd3/hosts" && line.key.is_none());
-    found.filter_map(|line| string(line.value).parse().ok()).collect()
 }
 
 /// The addresses that Patroni and PostgreSQL listen on.
@@ -176,57 +124,4 @@ pub fn secret(text: &str, secret: PgSecret) -> Option<SecretString> {
         PgSecret::Rewind => "postgresql/authentication/rewind",
     };
     value(text, section, "password").map(SecretString::from)
-}
-
-/// A scalar's text: what `render::yaml::quoted` has put in quotes, or anything else as it is.
-fn string(yaml: &str) -> String {
-    let Some(inner) = yaml.strip_prefix('"').and_then(|rest| rest.strip_suffix('"')) else { return yaml.to_owned() };
-    let mut out = String::with_capacity(inner.len());
-    let mut rest = inner.chars();
-    while let Some(c) = rest.next() {
-        if c != '\\' {
-            out.push(c);
-            continue;
-        }
-        let length = match rest.next() {
-            Some('n') => {
-                out.push('\n');
-                continue;
-            }
-            Some('r') => {
-                out.push('\r');
-                continue;
-            }
-            Some('t') => {
-                out.push('\t');
-                continue;
-            }
-            Some('x') => 2,
-            Some('u') => 4,
-            Some('U') => 8,
-            Some(other) => {
-                out.push(other);
-                continue;
-            }
-            None => break,
-        };
-        let digits: String = rest.by_ref().take(length).collect();
-        out.extend(u32::from_str_radix(&digits, 16).ok().and_then(char::from_u32));
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use raftsman_core::render::yaml::quoted;
-
-    use super::*;
-
-    #[test]
-    fn a_text_in_quotes_is_read_as_it_was() {
-        for text in ["", "plain", "\"\\\n\r\t{root}\u{7f}é\u{2028}😀", "\\x7b", " a # b: c"] {
-            assert_eq!(string(&quoted(text)), text);
-            assert_eq!(string(&quoted(text).replace('{', "\\x7b")), text);
-        }
-    }
 }

@@ -11,7 +11,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use raftsman_api::tls::{self, TlsError};
 use raftsman_api::v1;
-use raftsman_core::render::patroni::{ETCD_CA, PgSecret};
+use raftsman_core::render::patroni::{self, ETCD_CA, PgSecret};
 use rustls::ClientConfig;
 use secrecy::{ExposeSecret as _, SecretString};
 use serde_json::{Value, json};
@@ -64,14 +64,14 @@ pub async fn test(root: &Root) -> Result<v1::LogInToEtcdReply, LoginError> {
         .map_err(LoginError::Unusable)?
         .with_root_certificates(tls::roots(&trust).map_err(LoginError::Trust)?)
         .with_no_client_auth();
-    let of = |section, key| lines::value(&sent, section, key).ok_or(LoginError::NotConfigured);
+    let of = |section, key| patroni::value(&sent, section, key).ok_or(LoginError::NotConfigured);
     let login = Arc::new(Login {
         tls: Arc::new(tls),
         user: of("etcd3", "username")?,
         password: lines::secret(&filled, PgSecret::Dcs).ok_or(LoginError::NotConfigured)?,
         prefix: prefix(&of("", "namespace")?, &of("", "scope")?),
     });
-    let tries = lines::hosts(&sent).into_iter().map(|host| {
+    let tries = patroni::hosts(&sent).into_iter().map(|host| {
         let login = Arc::clone(&login);
         async move {
             let tried = timeout(LIMIT, log_in(&login, host)).await;

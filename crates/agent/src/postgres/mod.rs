@@ -2,7 +2,7 @@
 
 use raftsman_api::v1;
 use raftsman_api::{hex, v1::Purpose};
-use raftsman_core::render::patroni::{DIR, ETCD_CA, REST_TLS, SERVER_TLS};
+use raftsman_core::render::patroni::{self, DIR, ETCD_CA, REST_TLS, SERVER_TLS};
 use std::path::{Path, PathBuf};
 use tokio::runtime::Handle;
 
@@ -91,7 +91,13 @@ pub fn report(
     let (answer, problem) = if runs { answer(root) } else { Default::default() };
     let had_data = started.system.is_some() || matches!(data, data::Data::Present { .. });
     let trust = files::read(&root.path().join(ETCD_CA))?;
+    let presented =
+        [(Purpose::Postgres, SERVER_TLS), (Purpose::Patroni, REST_TLS)].into_iter().filter_map(|(of, dir)| {
+            let fingerprint = started.presented.get(dir).filter(|_| runs)?.clone();
+            Some(v1::PresentedCertificate { purpose: of.into(), fingerprint })
+        });
     Ok(Some(v1::PostgresReport {
+        presented: presented.collect(),
         installed: sent.as_deref().and_then(|sent| installed(root, launcher, sent)).unwrap_or_default(),
         running_config: if runs { started.taken_up.clone() } else { String::new() },
         started_with: if runs { started.hosts.iter().map(ToString::to_string).collect() } else { Vec::new() },
@@ -115,7 +121,7 @@ fn answer(root: &Root) -> (String, String) {
 
 /// PostgreSQL's version where Patroni's file says that it is.
 fn installed(root: &Root, launcher: &Launcher, sent: &str) -> Option<String> {
-    let directory = lines::value(sent, "postgresql", "bin_dir")?;
+    let directory = patroni::value(sent, "postgresql", "bin_dir")?;
     let directory = directory.replace("{root}", &root.path().display().to_string());
     let program: PathBuf = Path::new(&directory).join("postgres");
     Handle::current().block_on(packages::version_of(&program, "--version", launcher.unprivileged()))

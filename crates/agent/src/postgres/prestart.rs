@@ -3,16 +3,16 @@
 //! Patroni makes a new cluster where it finds no data and etcd knows none: a node that lost its data is not started again
 //! by itself.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
-use raftsman_core::render::patroni::{ETCD_CA, REST_TLS, SERVER_TLS};
+use raftsman_core::render::patroni::{self, ETCD_CA, REST_TLS, SERVER_TLS};
 use serde::{Deserialize, Serialize};
 
-use crate::access::certs::Store;
+use crate::access::certs::{CertsError, Store};
 use crate::files::FileError;
 use crate::postgres::data::{self, Data};
-use crate::postgres::{config, lines};
+use crate::postgres::{config, running};
 use crate::root::Root;
 
 /// Why Patroni may not start.
@@ -32,6 +32,9 @@ pub enum PostgresPrestartError {
         /// What there is.
         found: Data,
     },
+    /// A certificate cannot be read.
+    #[error(transparent)]
+    Certificate(#[from] CertsError),
     /// A file operation failed.
     #[error(transparent)]
     File(#[from] FileError),
@@ -71,19 +74,33 @@ pub struct Started {
     pub hosts: BTreeSet<SocketAddr>,
     /// Whose data it ran on.
     pub system: Option<u64>,
+    /// The fingerprints of the certificates that the processes have read, by their directory.
+    pub presented: BTreeMap<String, String>,
 }
 
 impl Started {
     /// Records what Patroni reads when it starts.
     pub fn note_files(&mut self, root: &Root) -> Result<(), PostgresPrestartError> {
-        self.note_reload(root)?;
-        self.hosts = lines::hosts(&self.taken_up);
+        self.taken_up = config::sent(root)?.unwrap_or_default();
+        self.hosts = patroni::hosts(&self.taken_up);
+        self.note_certificate(root, REST_TLS)?;
+        // One that outlived its Patroni goes on with what it has read.
+        if running::postmaster(root).is_none() {
+            self.note_certificate(root, SERVER_TLS)?;
+        }
         Ok(())
     }
 
     /// Records what Patroni has taken up by a reload.
     pub fn note_reload(&mut self, root: &Root) -> Result<(), PostgresPrestartError> {
         self.taken_up = config::sent(root)?.unwrap_or_default();
+        self.note_certificate(root, REST_TLS)?;
+        self.note_certificate(root, SERVER_TLS)
+    }
+
+    fn note_certificate(&mut self, root: &Root, dir: &str) -> Result<(), PostgresPrestartError> {
+        let fingerprint = Store::new(root.path().join(dir)).fingerprint()?;
+        self.presented.extend(fingerprint.map(|fingerprint| (dir.to_owned(), fingerprint)));
         Ok(())
     }
 

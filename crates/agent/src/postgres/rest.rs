@@ -8,7 +8,7 @@ use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
 use raftsman_api::tls::{self, TlsError};
 use raftsman_core::desired::PARAMETERS;
-use raftsman_core::render::patroni::{PgSecret, REST_TLS, REST_USER, setting_allowed};
+use raftsman_core::render::patroni::{self, PgSecret, REST_TLS, REST_USER, setting_allowed};
 use rustls::ClientConfig;
 use secrecy::ExposeSecret as _;
 use serde_json::{Map, Value, json};
@@ -96,7 +96,7 @@ impl Rest {
     /// As its files on the disk say.
     pub fn open(root: &Root) -> Result<Self, RestError> {
         let text = config::sent(root)?.ok_or(RestError::NotConfigured)?;
-        let address = lines::value(&text, "restapi", "listen").and_then(|address| address.parse().ok());
+        let address = patroni::value(&text, "restapi", "listen").and_then(|address| address.parse().ok());
         let address = address.ok_or(RestError::NotConfigured)?;
         let filled = config::with_secrets(root)?.ok_or(RestError::NotConfigured)?;
         let password = lines::secret(&filled, PgSecret::Rest).ok_or(RestError::NotConfigured)?;

@@ -3,7 +3,7 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use raftsman_engine::ops::env::{Settings, env};
+use raftsman_engine::ops::env::{PostgresSettings, Settings, env, of_postgres};
 
 use crate::args::{Common, Env};
 use crate::context::{context, open, read_file};
@@ -13,6 +13,15 @@ use crate::view;
 pub(super) async fn run(common: &Common, args: &Env) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let fleet = open(spec, context(common)?).await?;
+    if let (Some(name), None) = (&args.cluster, &args.via)
+        && let Some(settings) = of_postgres(&fleet, name).await?
+    {
+        match args.json {
+            true => view::print_json(&settings)?,
+            false => view::print(&libpq(&settings)),
+        }
+        return Ok(OK);
+    }
     let settings = env(&fleet, args.cluster.as_deref(), args.via.as_deref()).await?;
     if args.json {
         view::print_json(&settings)?;
@@ -35,6 +44,18 @@ fn shell(settings: &Settings) -> String {
         out.push_str(&format!("export ETCDCTL_USER={user}\nexport ETCDCTL_PASSWORD=\"$(cat {})\"\n", quoted(password)));
     }
     out
+}
+
+/// Lines for a shell, by which programs of libpq find the node that takes writes and check its certificate.
+fn libpq(settings: &PostgresSettings) -> String {
+    let hosts: Vec<String> = settings.hosts.iter().map(ToString::to_string).collect();
+    format!(
+        "export PGHOST={}\nexport PGPORT={}\nexport PGSSLMODE=verify-full\nexport PGSSLROOTCERT={}\n\
+         export PGTARGETSESSIONATTRS=read-write\n",
+        hosts.join(","),
+        settings.port,
+        quoted(&settings.ca)
+    )
 }
 
 fn quoted(path: &Path) -> String {

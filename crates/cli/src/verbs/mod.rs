@@ -17,6 +17,7 @@ mod maintenance;
 mod manual;
 mod plan;
 mod preflight;
+mod psql;
 mod recover;
 mod replace;
 mod restore;
@@ -88,6 +89,7 @@ async fn once(common: &Common, verb: &Verb) -> Result<ExitCode, Failure> {
         Verb::Restore(args) => Box::pin(restore::run(common, args)).await,
         Verb::Journal(args) => journal::run(common, args).await,
         Verb::Env(args) => env::run(common, args).await,
+        Verb::Psql(args) => Box::pin(psql::run(common, args)).await,
         Verb::Join(args) => join::run(common, args).await,
         Verb::Cert(args) => cert::run(common, args).await,
         Verb::Backup(args) => Box::pin(backup::run(common, args)).await,

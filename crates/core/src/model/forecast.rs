@@ -149,6 +149,7 @@ fn rests(waiting: &Waiting, begun: bool) -> bool {
         | PostgresWaiting::EtcdFirst { .. } => begun,
         PostgresWaiting::PostgresUnsettled { .. } => begun && waiting.kind() == WaitKind::Transient,
         PostgresWaiting::NodeUnknown { .. }
+        | PostgresWaiting::MajorVersion { .. }
         | PostgresWaiting::PatroniCrashes { .. }
         | PostgresWaiting::ForeignPgData { .. }
         | PostgresWaiting::PgDataUnreadable { .. }

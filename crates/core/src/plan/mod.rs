@@ -33,6 +33,7 @@ use serde::{Deserialize, Serialize};
 pub use agents::newer_agents;
 pub use deletions::deletion;
 pub use passes::{Considered, Intent, Outcome};
+pub use postgres::logins_to_try;
 pub use report::Because;
 pub use step::{CopiesLeft, Pause, Reason, Step};
 pub use users::{Drift, drift};

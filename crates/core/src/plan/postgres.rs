@@ -4,6 +4,7 @@
 //! changes nodes in an order in which every acknowledged commit stays on as many of them as the file says.
 
 mod certificates;
+mod logins;
 mod roll;
 mod users;
 
@@ -17,9 +18,12 @@ use super::situation::postgres::{
 use super::{Draft, PostgresWaiting, Reason, Step, Waiting, agents, machines, members};
 use crate::action::{PgStart, PostgresAction};
 use crate::desired::{Node, Postgres};
-use crate::observed::{NodeRole, PgData, PostgresOnMachine, PostgresView, Service, ServiceState, TrustDomain};
+use crate::observed::{
+    NodeRole, Observed, PgData, PostgresOnMachine, PostgresView, Service, ServiceState, TrustDomain,
+};
 use crate::spec::Name;
 
+pub use logins::logins_to_try;
 pub(super) use roll::{roll, set, switched_over};
 pub(super) use users::{discard_users, make_users};
 
@@ -28,7 +32,25 @@ pub(super) use users::{discard_users, make_users};
 pub(super) fn prepare(draft: &mut Draft<'_>) -> Vec<Waiting> {
     let desired = draft.desired;
     certificates::authorities(draft);
-    desired.nodes().filter_map(|(cluster, node)| prepare_one(draft, cluster, node)).collect()
+    let mut waiting = Vec::new();
+    for cluster in &desired.postgres {
+        match other_major(cluster, draft.observed) {
+            // Its nodes go on as they are: programs of another major version cannot read their data.
+            Some(runs) => {
+                let (cluster, wanted) = (cluster.name.clone(), cluster.version.major);
+                waiting.push(PostgresWaiting::MajorVersion { cluster, runs, wanted }.into());
+            }
+            None => waiting.extend(cluster.nodes.iter().filter_map(|node| prepare_one(draft, cluster, node))),
+        }
+    }
+    waiting
+}
+
+/// The major version that a cluster with data has, where the file has another.
+fn other_major(cluster: &Postgres, observed: &Observed) -> Option<u32> {
+    system(cluster, observed)?;
+    let majors = cluster.nodes.iter().filter_map(|node| self::node(observed, &node.name)?.installed);
+    majors.map(|version| version.major).find(|major| *major != cluster.version.major)
 }
 
 fn prepare_one(draft: &mut Draft<'_>, cluster: &Postgres, node: &Node) -> Option<Waiting> {
@@ -44,16 +66,17 @@ fn prepare_one(draft: &mut Draft<'_>, cluster: &Postgres, node: &Node) -> Option
     let Some(seen) = &report.postgres else {
         return Some(PostgresWaiting::NodeUnknown { machine: name.clone() }.into());
     };
-    if seen.installed.is_none() {
-        let package = format!("postgresql-{}", cluster.version.major);
-        return Some(Waiting::PackageMissing { machine: name.clone(), package });
-    }
     if !seen.patroni.contains_key(&cluster.patroni) {
         let action = PostgresAction::InstallPatroni { machine: name.clone(), version: cluster.patroni };
         draft.steps.push(Step::new(action, Reason::Missing));
     }
     certificates::leaves(draft, cluster, node, seen);
     configure(draft, cluster, node, seen);
+    // Where its programs are is said in Patroni's file.
+    if seen.written.is_some() && seen.installed.is_none() {
+        let package = format!("postgresql-{}", cluster.version.major);
+        return Some(Waiting::PackageMissing { machine: name.clone(), package });
+    }
     None
 }
 
@@ -92,7 +115,8 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
             .iter()
             .filter_map(|node| Some((node, self::node(draft.observed, &node.name)?)))
             .filter(|(node, on)| {
-                let equipped = on.written.is_some() && on.patroni.contains_key(&cluster.patroni);
+                let equipped =
+                    on.written.is_some() && on.installed.is_some() && on.patroni.contains_key(&cluster.patroni);
                 let certified = is_certified(cluster, draft.observed, on, draft.now);
                 equipped && certified && !draft.has_step_for(&node.name)
             })

@@ -3,6 +3,7 @@
 //! Names of secrets, and paths below a machine's root, are here for all that read, write and fill in this file.
 
 mod lines;
+mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -14,6 +15,7 @@ use crate::spec::postgres::{HbaRule, NodeTags};
 use crate::spec::{FlagValue, PostgresVersion, Subnet, Watchdog, WatchdogMode};
 
 pub use lines::{foreign_line, setting_allowed};
+pub use read::{Line, hosts, lines, value};
 
 /// The name of its file, in [`DIR`].
 pub const FILE: &str = "patroni.yml";

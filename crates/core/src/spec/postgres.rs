@@ -16,8 +16,8 @@ use super::subnet::Subnet;
 use super::types::{Authority, Certificates, FlagValue, Secret, is_false};
 use super::units::{ByteSize, Duration, Name};
 
-/// One PostgreSQL cluster: a primary and its standbys, which Patroni runs. This version checks it and does not carry it
-/// out yet.
+/// One PostgreSQL cluster: a primary and its standbys, which Patroni runs. This version carries it out on this computer
+/// (`provider: local`), and refuses the keys that it does not carry out yet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PostgresCluster {

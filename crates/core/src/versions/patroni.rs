@@ -20,6 +20,11 @@ pub const LEAST_PATRONI: PatroniVersion = PatroniVersion::new(4, 1, 4);
 /// The major versions of PostgreSQL that raftsman runs: Patroni 4 rewinds and promotes these.
 pub const POSTGRES: RangeInclusive<u32> = 13..=18;
 
+/// The SHA-256 of the bundle of this version that is shipped with raftsman.
+pub fn shipped(version: PatroniVersion) -> Option<&'static str> {
+    (version == PatroniVersion::new(4, 1, 5)).then(|| include_str!("../../../../tools/patroni/4.1.5.sha256").trim())
+}
+
 /// The versions of a line, from this patch on.
 const fn line(minor: u64, from: u64) -> RangeInclusive<EtcdVersion> {
     EtcdVersion::new(3, minor, from)..=EtcdVersion::new(3, minor, u64::MAX)

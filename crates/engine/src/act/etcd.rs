@@ -25,7 +25,7 @@ const RESUME_SECONDS: u32 = 60;
 /// The others do not wait for a member that takes longer than this to serve.
 const BOOTSTRAP_WAIT: Duration = Duration::from_secs(1);
 /// gRPC's messages are limited to 4 MiB.
-const CHUNK: usize = 1 << 20;
+pub(super) const CHUNK: usize = 1 << 20;
 
 /// Executes one action of this topic.
 pub(super) async fn act(executor: Executor<'_>, action: &EtcdAction) -> Result<(), ActError> {

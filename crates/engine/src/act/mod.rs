@@ -10,6 +10,7 @@ mod machines;
 mod maintenance;
 mod members;
 pub(crate) mod pki;
+mod postgres;
 mod preflight;
 mod recovery;
 pub(crate) mod restore;
@@ -41,9 +42,6 @@ use crate::store::{Lock, StoreError};
 /// Why an action failed.
 #[derive(Debug, thiserror::Error)]
 pub enum ActError {
-    /// A step that this version plans and does not carry out.
-    #[error("this version does not carry out steps on PostgreSQL")]
-    NotInThisVersion,
     /// The agent.
     #[error(transparent)]
     Link(#[from] LinkError),
@@ -122,6 +120,15 @@ pub enum ActError {
     /// The file has no instance of a balancer there.
     #[error("the file has no instance of a balancer on `{0}`")]
     NoSuchInstance(Name),
+    /// The file has no such PostgreSQL cluster.
+    #[error("the file has no PostgreSQL cluster `{0}`")]
+    NoSuchPostgres(Name),
+    /// The file has no node of a PostgreSQL cluster there.
+    #[error("the file has no node of a PostgreSQL cluster on `{0}`")]
+    NoSuchNode(Name),
+    /// Patroni's file, or the CA certificates beside it, are not those of the plan.
+    #[error("what Patroni on `{0}` is told has changed since it was planned: apply again")]
+    OtherPatroniFile(Name),
     /// The members behind the balancer, or their addresses, are not those of the plan.
     #[error("the members behind the balancer on `{0}` have changed since it was planned: apply again")]
     OtherBackends(Name),
@@ -193,7 +200,7 @@ impl<'h> Executor<'h> {
                 Action::Preflight(action) => preflight::act(self, action).await,
                 Action::Backup(action) => backup::act(self, action).await,
                 Action::Balancer(action) => balancer::act(self, action).await,
-                Action::Postgres(_) => Err(ActError::NotInThisVersion),
+                Action::Postgres(action) => postgres::act(self, action, now).await,
                 Action::Etcd(action) => etcd::act(self, action).await,
                 Action::Member(action) => members::act(self, action, now).await,
                 Action::Maintenance(action) => maintenance::act(self, action, now).await,

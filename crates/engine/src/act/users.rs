@@ -96,7 +96,8 @@ impl Executor<'_> {
         let mut client = self.changing(now).await?;
         let done = delete(&mut client, user).await;
         self.observer.forget_access().await;
-        Ok(done?)
+        done?;
+        Ok(self.cluster().forget_etcd_password(self.lock, user).await?)
     }
 }
 

@@ -50,7 +50,7 @@ pub(super) fn check(path: &Path, sha256: &str) -> Result<(), ArtifactError> {
 }
 
 /// The archive, if it is the right one.
-fn read(path: &Path, sha256: &str) -> Result<Vec<u8>, ArtifactError> {
+pub(super) fn read(path: &Path, sha256: &str) -> Result<Vec<u8>, ArtifactError> {
     let bytes = fs::read(path).map_err(|source| match source.kind() {
         io::ErrorKind::NotFound => ArtifactError::NoSuchFile { path: path.to_owned() },
         _ => ArtifactError::Unreadable { path: path.to_owned(), source },

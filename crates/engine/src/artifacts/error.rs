@@ -3,7 +3,7 @@
 use std::io;
 use std::path::PathBuf;
 
-use raftsman_core::spec::EtcdVersion;
+use raftsman_core::spec::{EtcdVersion, PatroniVersion};
 
 use super::DownloadError;
 
@@ -158,6 +158,26 @@ pub enum ArtifactError {
         found: String,
         /// The hash in the file.
         wanted: String,
+    },
+    /// The version has no bundle.
+    #[error(
+        "raftsman ships no bundle of Patroni {version}, and the file has no SHA-256 of one: name one with \
+         `patroni: {{ source: {{ bundle: … }} }}`, or write the version of one that is shipped"
+    )]
+    NoBundle {
+        /// Which version.
+        version: PatroniVersion,
+    },
+    /// The bundle is missing where it should be.
+    #[error(
+        "the bundle of Patroni {version} is not at {}: make it there with `tools/patroni-bundle {version} {}`, or name \
+         another one with `patroni: {{ source: {{ bundle: … }} }}`", place.display(), place.display()
+    )]
+    NotShipped {
+        /// Where it should be.
+        place: PathBuf,
+        /// Which version.
+        version: PatroniVersion,
     },
     /// The archive is not the one that was meant.
     #[error(

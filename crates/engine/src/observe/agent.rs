@@ -21,7 +21,7 @@ use tokio::runtime::Handle;
 use tokio::sync::Mutex;
 use tonic::transport::Channel;
 
-use super::limits;
+use super::{limits, postgres};
 use crate::fleet::Fleet;
 use crate::stack::StackHandle;
 use crate::tokens::{KeptToken, TokenError};
@@ -218,22 +218,29 @@ impl AgentLink {
         let reply = client.report(ReportRequest { into_data }).await?.into_inner();
         let nonsense = |what: String| LinkError::Nonsense { machine: self.machine.clone(), what };
         // Reads what the file refers to, and hashes it: off the runtime's own threads.
-        let (cluster, machine, runtime) = (Arc::clone(cluster), self.machine.clone(), Handle::current());
+        let postgres = postgres::Reported::of(&reply, sent);
+        let (stack, machine, runtime) = (Arc::clone(cluster), self.machine.clone(), Handle::current());
         let compared = tokio::task::spawn_blocking(move || {
-            let (delivery, backup_settings) = runtime.block_on(async {
-                let files = crate::delivery::has_files(&cluster, &machine, &reply).await;
+            let cluster = &stack;
+            let (delivery, backup_settings, secrets) = runtime.block_on(async {
+                let files = crate::delivery::has_files(cluster, &machine, &reply).await;
                 // A machine that a balancer has to itself makes no backups.
                 let settings = match cluster.places().contains_key(&machine) {
-                    true => crate::delivery::has_backup_settings(&cluster, &reply, sent).await,
+                    true => crate::delivery::has_backup_settings(cluster, &reply, sent).await,
                     false => Delivery::Current,
                 };
-                (files, settings)
+                let secrets = match &postgres {
+                    Some(reported) => reported.has_secrets(cluster).await,
+                    None => Delivery::Current,
+                };
+                (files, settings, secrets)
             });
-            (reply, delivery, backup_settings)
+            (reply, delivery, backup_settings, postgres, secrets)
         });
-        let (reply, delivery, backup_settings) = compared.await?;
-        let report = understand(reply, sent).map_err(nonsense)?;
-        Ok(AgentReport { delivery, backup_settings, ..report })
+        let (reply, delivery, backup_settings, postgres, secrets) = compared.await?;
+        let report = understand(reply, sent).map_err(&nonsense)?;
+        let postgres = postgres.map(|reported| reported.understand(cluster, secrets)).transpose().map_err(&nonsense)?;
+        Ok(AgentReport { delivery, backup_settings, postgres, ..report })
     }
 }
 
@@ -366,7 +373,7 @@ pub(super) fn ports_taken(wire: Vec<v1::PortTaken>) -> Vec<PortTaken> {
     wire.into_iter().map(|p| PortTaken { port: u16::try_from(p.port).unwrap_or(0), holder: p.holder }).collect()
 }
 
-fn certificate(wire: v1::Certificate) -> Result<(Option<Purpose>, CertificateFacts), String> {
+pub(super) fn certificate(wire: v1::Certificate) -> Result<(Option<Purpose>, CertificateFacts), String> {
     let purpose = purpose(wire.purpose());
     let facts = CertificateFacts {
         fingerprint: wire.fingerprint,

@@ -32,7 +32,9 @@ fn known(call: &str) -> Option<Limit> {
         // Counted from the last piece that was sent.
         "InstallEtcd" | "InstallProgram" | "UpgradeAgent" => prompt(PROCESS),
         "StartEtcd" | "RestartEtcd" | "StopEtcd" | "ClearData" => prompt(PROCESS),
-        "StartProgram" | "RestartProgram" | "ReloadProgram" | "StopProgram" => prompt(PROCESS),
+        "StartProgram" | "ReloadProgram" => prompt(PROCESS),
+        // Patroni ends PostgreSQL, which writes its memory to the disk.
+        "RestartProgram" | "StopProgram" => Limit { prompt: false, ..prompt(POSTGRES) },
         "SetFirewall" | "Deliver" | "Leave" => prompt(SYSTEM),
         "ConfigurePatroni" | "LogInToEtcd" => prompt(WRITE),
         "SetPatroni" | "ReinitializeNode" => prompt(SYSTEM),

@@ -58,6 +58,8 @@ pub struct Observer {
     ids: std::sync::Mutex<BTreeMap<Name, String>>,
     maintenance: Mutex<maintenance::Causes>,
     known: Mutex<users::Known>,
+    /// Logins of Patroni's, by cluster and machine.
+    logins: Mutex<BTreeMap<(Name, Name), postgres::Tried>>,
     into_data: bool,
 }
 
@@ -90,6 +92,7 @@ impl Observer {
             ids: Default::default(),
             maintenance: Mutex::default(),
             known: Mutex::default(),
+            logins: Mutex::default(),
             into_data: false,
         };
         observer.connect()?;
@@ -356,12 +359,14 @@ impl Observer {
         Ok(Looked { observed, places, credentials: credentials.ok() })
     }
 
-    /// Tests handshakes where the next phase of a CA rotation depends on them, with the ledger as it is now.
+    /// Tests handshakes where the next phase of a CA rotation depends on them, and logins where a step beneath PostgreSQL
+    /// does, with the ledger as it is now.
     async fn prove(&self, looked: Looked, now: Timestamp) -> Observed {
         let Looked { mut observed, places, credentials } = looked;
         if let Some(credentials) = &credentials {
             observed.etcd.handshakes = self.test_handshakes(&observed, &places, credentials, now).await;
         }
+        Box::pin(self.test_logins(&mut observed, now)).await;
         observed
     }
 

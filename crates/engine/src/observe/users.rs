@@ -83,6 +83,17 @@ impl Observer {
             }
         }
         let mut tried: Vec<(String, Password)> = Vec::new();
+        for user in wanted.patroni.iter().filter(|user| access.users.contains_key(*user)) {
+            if !known.passwords.contains_key(user) {
+                let found = match self.cluster.etcd_password(user).await {
+                    Ok(Some(word)) => try_password(client.clone(), user, &word).await,
+                    // Nothing that raftsman could write into Patroni's file is right.
+                    Ok(None) => Password::Other,
+                    Err(error) => Password::Unknown(error.to_string()),
+                };
+                tried.push((user.clone(), found));
+            }
+        }
         for some in untried.chunks(TRIES_AT_ONCE) {
             let tries = some.iter().cloned().map(|(name, word)| attempt(&self.cluster, client.clone(), name, word));
             tried.extend(join_all(tries).await);

@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use futures::future::join_all;
 use raftsman_core::desired::Stack;
-use raftsman_core::spec::{self, EtcdCluster, Name, Spec, line_of};
+use raftsman_core::spec::postgres::DcsOf;
+use raftsman_core::spec::{self, EtcdCluster, Name, PostgresCluster, Spec, line_of};
 use raftsman_providers::networks::Networks;
 use serde::Serialize;
 
@@ -16,6 +17,7 @@ use super::begin::{Begun, Consent, begin, clusters, state};
 use crate::authorities::sweep;
 use crate::fleet::{Context, Fleet, HOSTS};
 use crate::machines::{GiveBackError, Inventory, SilentConnection};
+use crate::postgres::is_secret_of;
 use crate::stack::{StackHandle, adopted_name, earlier_passwords_name, root_password_name};
 use crate::store::{Lock, LockScope, Store};
 use crate::tokens::token_name;
@@ -67,8 +69,15 @@ pub async fn run(
 fn allowed(spec: &Spec, file: &std::path::Path, only: &[Name]) -> Result<(), OpError> {
     let kept =
         |(name, cluster): &(&Name, &EtcdCluster)| cluster.prevent_destroy && (only.is_empty() || only.contains(name));
-    let Some((name, _)) = spec.etcd.iter().find(kept) else { return Ok(()) };
-    let path = spec::Path::of(&["etcd", name.as_str(), "prevent_destroy"]);
+    let etcd = spec.etcd.iter().find(kept).map(|(name, _)| ("etcd", name));
+    // It goes with the etcd cluster that it stands on.
+    let goes = |cluster: &PostgresCluster| match &cluster.etcd {
+        DcsOf::Cluster(etcd) => only.is_empty() || only.contains(etcd),
+        DcsOf::External(_) => only.is_empty(),
+    };
+    let postgres = spec.postgres.iter().find(|(_, cluster)| cluster.prevent_destroy && goes(cluster));
+    let Some((section, name)) = etcd.or(postgres.map(|(name, _)| ("postgres", name))) else { return Ok(()) };
+    let path = spec::Path::of(&[section, name.as_str(), "prevent_destroy"]);
     let line = std::fs::read_to_string(file).ok().and_then(|text| line_of(&text, &path));
     Err(OpError::DestroyPrevented { cluster: name.clone(), file: file.to_owned(), line })
 }
@@ -132,6 +141,16 @@ pub async fn destroy(
         sweep(&fleet.store, &fleet.secrets, &lock, cluster, |_, _| false).await?;
         fleet.secrets.delete(&lock, &root_password_name(cluster)).await?;
         fleet.secrets.delete(&lock, &earlier_passwords_name(cluster)).await?;
+        let standing = fleet.desired.stacks.iter().filter(|stack| stack.name == *cluster);
+        for postgres in standing.flat_map(|stack| &stack.postgres) {
+            let goes = |name: &String| is_secret_of(name, &postgres.name);
+            for name in fleet.store.certificates().await?.into_iter().filter(goes) {
+                fleet.store.delete_certificate(&lock, &name).await?;
+            }
+            for name in fleet.secrets.names().await?.into_iter().filter(goes) {
+                fleet.secrets.delete(&lock, &name).await?;
+            }
+        }
         let adopted = adopted_name(cluster);
         fleet.secrets.delete(&lock, &adopted).await?;
         for certificate in [format!("{adopted}-ca"), adopted] {

@@ -1,5 +1,7 @@
 //! `raftsman env`: a cluster → the environment with which `etcdctl` connects to it.
 
+mod postgres;
+
 use std::fs::{self, DirBuilder, Permissions};
 use std::os::unix::fs::{DirBuilderExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
@@ -10,6 +12,8 @@ use raftsman_core::desired::Balancer;
 use raftsman_core::spec::AuthMode;
 use secrecy::ExposeSecret;
 use serde::Serialize;
+
+pub use postgres::{PostgresSettings, of_postgres};
 
 use super::cert::{Existing, IssueRequest};
 use super::{OpError, cert, pick_cluster};
@@ -40,17 +44,13 @@ pub async fn env(fleet: &Arc<Fleet>, cluster: Option<&str>, via: Option<&str>) -
     let balancer = via.map(|name| pick_balancer(fleet, cluster, name)).transpose()?;
     let at = pick_cluster(fleet, cluster.or(balancer.map(|balancer| balancer.cluster.as_str()))).await?;
     let name = at.desired.name.as_str();
-    let state = std::path::absolute(fleet.store.dir());
-    let state = state.map_err(|source| OpError::File { action: "find", path: fleet.store.dir().to_owned(), source })?;
-    let dir = state.join("clients").join(name);
+    let dir = clients_dir(fleet, name)?;
     let endpoints = match (balancer, at.ledger().etcd.adopted()) {
         (Some(balancer), _) => balancer.endpoints().into_iter().map(|at| format!("https://{at}")).collect(),
         (None, Some(adopted)) => adopted.clients.values().cloned().collect(),
         (None, None) => at.desired.etcd.members.iter().map(|m| m.client_url()).collect(),
     };
     // Also with passwords: `etcdctl` needs the CA, and the certificate does no harm.
-    private(&state.join("clients"))?;
-    private(&dir)?;
     let request = IssueRequest { name: "root", dir: &dir, validity: Some(VALIDITY), existing: Existing::Replace };
     let issued = cert::issue(fleet, Some(name), request).await?;
     Ok(match at.auth() {
@@ -98,6 +98,16 @@ fn pick_balancer<'a>(fleet: &'a Fleet, cluster: Option<&str>, name: &str) -> Res
         }),
         _ => Ok(balancer),
     }
+}
+
+/// Where the state has files for the clients of a cluster: for their owner only.
+fn clients_dir(fleet: &Fleet, cluster: &str) -> Result<PathBuf, OpError> {
+    let state = std::path::absolute(fleet.store.dir());
+    let state = state.map_err(|source| OpError::File { action: "find", path: fleet.store.dir().to_owned(), source })?;
+    let clients = state.join("clients");
+    private(&clients)?;
+    private(&clients.join(cluster))?;
+    Ok(clients.join(cluster))
 }
 
 /// A directory for its owner only, whatever the umask, also where it existed before.

@@ -16,6 +16,7 @@ pub mod maintenance;
 pub mod needs;
 pub mod plan;
 pub mod preflight;
+pub mod psql;
 pub mod recover;
 pub mod replace;
 pub mod restore;
@@ -28,7 +29,7 @@ pub mod versions;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use raftsman_core::desired::Stack;
+use raftsman_core::desired::{Postgres, Stack};
 use raftsman_core::observed::{Observed, TrustDomain};
 use raftsman_core::plan::{Waiting, newer_agents};
 use raftsman_core::render::haproxy::LONGEST_SOCKET;
@@ -211,6 +212,26 @@ pub enum OpError {
         /// There are.
         known: Vec<String>,
     },
+    /// The file has no such PostgreSQL cluster.
+    #[error("the file has no PostgreSQL cluster `{name}`; it has: {}", known.join(", "))]
+    NoSuchPostgres {
+        /// What was asked for.
+        name: String,
+        /// Those that it has.
+        known: Vec<String>,
+    },
+    /// None was named, and there is not exactly one.
+    #[error("the file does not have exactly one PostgreSQL cluster: name one of its own ({})", .0.join(", "))]
+    WhichPostgres(Vec<String>),
+    /// It has no primary.
+    #[error("`{0}` has no primary now: `raftsman status` says why")]
+    NoPrimary(Name),
+    /// The superuser logs in on the machine itself.
+    #[error(
+        "the superuser logs in on a node's own machine only, and the machines of this file are not on this computer: run \
+         `psql` there"
+    )]
+    PsqlElsewhere,
     /// The file has none at all.
     #[error("the file has no balancer `{0}`, and no other: `raftsman explain balancers` says how one is written")]
     NoBalancers(String),
@@ -398,6 +419,12 @@ async fn pick_cluster(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<StackHan
         },
     };
     Ok(StackHandle::open(fleet, picked).await?)
+}
+
+/// The PostgreSQL cluster of this name, and its stack.
+fn pick_postgres<'a>(fleet: &'a Fleet, name: &str) -> Option<(&'a Stack, &'a Postgres)> {
+    let all = fleet.desired.stacks.iter().flat_map(|stack| stack.postgres.iter().map(move |cluster| (stack, cluster)));
+    all.into_iter().find(|(_, cluster)| cluster.name.as_str() == name)
 }
 
 /// The member of this name, and its cluster, which may be named too.

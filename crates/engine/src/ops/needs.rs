@@ -9,7 +9,9 @@ use std::sync::Arc;
 
 use jiff::Timestamp;
 use raftsman_core::action::{Action, BalancerAction, MachineAction};
-use raftsman_core::desired::{AGENT_PORT, CLIENT_PORT, Desired, HEALTH_PORT, PEER_PORT, Stack};
+use raftsman_core::desired::{
+    AGENT_PORT, CLIENT_PORT, Desired, HEALTH_PORT, PEER_PORT, POSTGRES_PORT, REST_PORT, Stack,
+};
 use raftsman_core::observed::TrustDomain;
 use raftsman_core::render::haproxy::{LONGEST_SOCKET, SOCKET};
 use raftsman_core::spec::{self, AuthMode, Name, Provider, Spec};
@@ -19,10 +21,11 @@ use serde::Serialize;
 use super::OpError;
 use super::plan::FleetPlan;
 use crate::artifacts::Artifacts;
-use crate::authorities::brought;
+use crate::authorities::{brought, brought_certificate};
 use crate::error_chain;
 use crate::fleet::{Context, Fleet, FleetError};
 use crate::machines::SilentConnection;
+use crate::pki::{Authority, AuthorityKind};
 use crate::stack::{StackError, StackHandle};
 
 /// Something that `apply` needs and would not find.
@@ -48,6 +51,8 @@ pub enum Need {
     Network,
     /// etcd's program, of the version of the file.
     EtcdBinary,
+    /// The bundle of Patroni.
+    Patroni,
     /// The secrets and certificate authorities that the file refers to.
     References,
     /// The ports of a machine that is to be made or started on this computer.
@@ -89,6 +94,9 @@ pub(super) fn of_new(spec: &Spec, context: &Context, desired: &Desired, only: &[
             found = binary.is_ok().then_some(needed);
             note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
         }
+        for bundle in bundles(&artifacts, cluster, context) {
+            note(Some(cluster), Need::Patroni, bundle);
+        }
         note(Some(cluster), Need::References, references(cluster, context.base(), now).map_err(OpError::from));
         if spec.machines.provider == Provider::Local {
             let machines = cluster.instances().map(|(_, instance)| &instance.name);
@@ -123,6 +131,9 @@ pub(super) async fn of_fleet(fleet: &Arc<Fleet>, plan: &FleetPlan, only: &[Name]
         if at.ledger().etcd.adopted().is_none() {
             let binary = fleet.artifacts.check(&cluster.etcd.source, cluster.etcd.version, fleet.context.base());
             note(Some(cluster), Need::EtcdBinary, binary.map_err(OpError::from));
+        }
+        for bundle in bundles(&fleet.artifacts, cluster, &fleet.context) {
+            note(Some(cluster), Need::Patroni, bundle);
         }
         note(Some(cluster), Need::References, at.check_references(now).await.map_err(OpError::from));
         let plan = plans.iter().find(|plan| plan.cluster == cluster.name);
@@ -188,12 +199,36 @@ fn references(cluster: &Stack, base: &Path, now: Timestamp) -> Result<(), StackE
             brought(side, reference, base, now)?;
         }
     }
+    for postgres in &cluster.postgres {
+        if let spec::Authority::Brought(reference) = &postgres.section.ca {
+            let certificate = brought_certificate(reference, base)?;
+            let key = crate::secrets::resolve(&reference.key, base)?;
+            Authority::brought(AuthorityKind::Postgres, &certificate, &key, now)?;
+        }
+        for role in [&postgres.section.replicator, &postgres.section.rewind] {
+            if let Some(reference) = &role.password {
+                crate::secrets::resolve(reference, base)?;
+            }
+        }
+    }
     let root = cluster.etcd.root_password.as_ref().filter(|_| cluster.etcd.auth == AuthMode::Password);
     let users = cluster.etcd.access.users.iter().flatten().filter_map(|(_, user)| user.password.as_ref());
     for reference in root.into_iter().chain(users) {
         crate::secrets::resolve(reference, base)?;
     }
     Ok(())
+}
+
+/// Whether there is the bundle of Patroni that each PostgreSQL cluster needs.
+fn bundles<'a>(
+    artifacts: &'a Artifacts,
+    stack: &'a Stack,
+    context: &'a Context,
+) -> impl Iterator<Item = Result<(), OpError>> {
+    stack.postgres.iter().map(|cluster| {
+        let source = cluster.section.patroni.source.as_ref();
+        Ok(artifacts.check_bundle(source, cluster.patroni, context.base(), &context.agent)?)
+    })
 }
 
 /// The machine whose HAProxy a step configures.
@@ -217,7 +252,7 @@ fn sockets<'a>(spec: &Spec, context: &Context, machines: impl Iterator<Item = &'
 }
 
 /// The path without symbolic links, as an agent sees it, where a part of it does not exist yet.
-fn resolved(path: &Path) -> PathBuf {
+pub(super) fn resolved(path: &Path) -> PathBuf {
     let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
     let known = path.ancestors().find_map(|known| Some((known, known.canonicalize().ok()?)));
     let Some((known, canonical)) = known else { return path };
@@ -235,6 +270,7 @@ fn ports(cluster: &Stack, action: &Action) -> Result<(), OpError> {
             ports.extend(cluster.balancers.first().map(|_| HEALTH_PORT));
         }
         ports.extend(cluster.instance(machine).map(|(balancer, _)| balancer.port));
+        ports.extend(cluster.node(machine).iter().flat_map(|_| [POSTGRES_PORT, REST_PORT]));
         machine
     } else if let Action::Machine(MachineAction::StartMachine { machine }) = action {
         machine

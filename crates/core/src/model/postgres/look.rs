@@ -203,6 +203,19 @@ fn facts(node: &PostgresModel, version: Option<PostgresVersion>) -> Result<NodeF
     })
 }
 
+/// The parameters that PostgreSQL runs with: those of the settings, but for what waits for a restart.
+fn running(wanted: &keys::Parameters, facts: &NodeFacts) -> keys::Parameters {
+    // Which ones wait may be unknown.
+    if facts.pending_restart && facts.pending.is_empty() {
+        return keys::Parameters::new();
+    }
+    let mut parameters = wanted.clone();
+    for (name, change) in facts.pending.iter().filter(|(name, _)| keys::names().any(|known| known == name.as_str())) {
+        parameters.insert(name.clone(), change.from.clone());
+    }
+    parameters
+}
+
 impl PostgresModel {
     /// What an observation shows.
     fn of(
@@ -223,8 +236,7 @@ impl PostgresModel {
         let server = server.map(|facts| Server {
             starting: u32::from(facts.state != NodeState::Running),
             streaming: facts.streaming,
-            // Which parameter waits for a restart is not reported.
-            parameters: if facts.pending_restart { keys::Parameters::new() } else { parameters.clone() },
+            parameters: running(&parameters, facts),
             role: facts.role,
         });
         let data = match (&seen.data, answer.and_then(|facts| Some((facts.system?, facts.timeline?, facts.position?))))

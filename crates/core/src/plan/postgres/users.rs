@@ -8,7 +8,7 @@ use super::super::users::{lacking, looked, newest};
 use super::super::{Draft, Reason, Step};
 use crate::action::{Account, UserAction};
 use crate::observed::Password;
-use crate::plan::safety::{Case, interlock};
+use crate::plan::safety::{Case, Refusal, interlock};
 use crate::plan::situation::postgres::{has_role, is_right};
 
 /// Makes the role and the user that Patroni logs in as.
@@ -54,12 +54,13 @@ pub(in crate::plan) fn discard_users(draft: &mut Draft<'_>) -> Report {
         let action = UserAction::DeleteUser { user };
         let case = Case::of(desired, observed, &draft.view);
         let step = Step::new(action, Reason::NotNeeded);
-        // A node that still has it takes the other one up first.
-        if interlock::check(&case, &[&step.action], &step.action).is_ok() {
-            draft.steps.push(step);
-            return Report::Looked;
+        match interlock::check(&case, &[&step.action], &step.action) {
+            Ok(()) => draft.steps.push(step),
+            Err(Refusal::Held(waiting)) => draft.wait(waiting.into()),
+            // A node that still has it takes the other one up first.
+            Err(_) => return Report::Left(Because::Awaited),
         }
-        return Report::Left(Because::Awaited);
+        return Report::Looked;
     }
     Report::Looked
 }

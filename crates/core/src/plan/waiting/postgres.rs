@@ -62,6 +62,15 @@ pub enum PostgresWaiting {
         /// The error.
         error: String,
     },
+    /// The file has another major version of PostgreSQL than the cluster's data.
+    MajorVersion {
+        /// The cluster.
+        cluster: Name,
+        /// The version of its data.
+        runs: u32,
+        /// The version of the file.
+        wanted: u32,
+    },
     /// The cluster is not as it must be before anything is taken away from it, or from the etcd beneath.
     PostgresUnsettled {
         /// The cluster.
@@ -148,6 +157,7 @@ impl PostgresWaiting {
                 Unsettled::SeveralPrimaries(_) | Unsettled::Paused | Unsettled::OtherSystem(_) => WaitKind::Blocked,
             },
             Self::NodeUnknown { .. }
+            | Self::MajorVersion { .. }
             | Self::PatroniCrashes { .. }
             | Self::ForeignPgData { .. }
             | Self::PgDataUnreadable { .. }
@@ -169,6 +179,7 @@ impl PostgresWaiting {
             | Self::LoginFailed { machine, .. }
             | Self::MembersUnknown { machine, .. } => Some(machine),
             Self::AllPgDataLost { .. }
+            | Self::MajorVersion { .. }
             | Self::KeysUnknown { .. }
             | Self::PostgresUnsettled { .. }
             | Self::EtcdFirst { .. }
@@ -194,6 +205,9 @@ impl PostgresWaiting {
             }
             Self::AllPgDataLost { cluster } => {
                 format!("bring the data of a node back, or restore `{cluster}` from a backup")
+            }
+            Self::MajorVersion { runs, .. } => {
+                format!("write `version: {runs}` again: this version does not upgrade data to another major version")
             }
             Self::KeysUnknown { .. } => "check that etcd answers: `raftsman status`".to_owned(),
             Self::PostgresUnsettled { cluster, why } => match why {
@@ -256,6 +270,9 @@ impl fmt::Display for PostgresWaiting {
             }
             Self::AllPgDataLost { cluster } => write!(f, "{cluster}: no node has the cluster's data any more"),
             Self::KeysUnknown { cluster, error } => write!(f, "{cluster}: Patroni's keys cannot be read: {error}"),
+            Self::MajorVersion { cluster, runs, wanted } => {
+                write!(f, "{cluster}: its data is PostgreSQL {runs}'s, and the file says {wanted}")
+            }
             Self::PostgresUnsettled { cluster, why } => write!(f, "{cluster}: {why}"),
             Self::NotSeenSince { machine, since } => {
                 write!(f, "{machine}: Patroni has not been seen at etcd since the last step, at {since}")

@@ -53,22 +53,59 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     }
 }
 
-/// Refuses what this version does not carry out. It comes last and rests on nothing, so that a file with PostgreSQL
-/// clusters never passes.
+/// Refuses what this version reads and does not carry out. It comes last and rests on nothing, so that no such file passes.
 pub(super) fn later(findings: &mut Findings<'_>) {
-    if findings.spec.postgres.is_empty() {
-        return;
+    let spec = findings.spec;
+    for (name, cluster) in &spec.postgres {
+        for (keys, given, what, help) in not_carried_out(spec, cluster) {
+            if given {
+                findings.found.push(
+                    Finding::error(LATER, at(name, keys), format!("{what} not carried out in this version"))
+                        .on_key()
+                        .why("`plan` and `apply` refuse the whole file rather than do a part of it")
+                        .help(help),
+                );
+            }
+        }
     }
-    findings.found.push(
-        Finding::error(
-            LATER,
-            Path::of(&["postgres"]),
-            "PostgreSQL clusters are checked, and not yet carried out in this version",
-        )
-        .on_key()
-        .why("`plan` and `apply` refuse the whole file rather than do a part of it")
-        .help("move `postgres` to a file of its own until a later version carries it out"),
-    );
+}
+
+/// Keys of a cluster, whether the file has them, what they are, and what to do instead.
+fn not_carried_out<'s>(spec: &Spec, cluster: &'s PostgresCluster) -> Vec<(&'s [&'s str], bool, &'s str, &'s str)> {
+    let package = matches!(cluster.source, None | Some(PostgresSource::Package(_)));
+    let local = spec.machines.provider == Provider::Local;
+    let external = matches!(cluster.etcd, DcsOf::External(_));
+    vec![
+        (&["etcd"], external, "an etcd that raftsman does not run is", "name an etcd cluster of this file"),
+        (
+            &["nodes"],
+            !local,
+            "PostgreSQL on other machines than those of `provider: local` is",
+            "use `provider: local`",
+        ),
+        (&["source"], !package, "a source of PostgreSQL other than a Debian package is", "`source: { package: … }`"),
+        (
+            &["version"],
+            package && cluster.version.minor.is_some(),
+            "a minor version of a Debian package is",
+            "write the major version: the minor one is the package's",
+        ),
+        (
+            &["superuser"],
+            cluster.superuser.password.is_some(),
+            "a password of the superuser is",
+            "leave it out: `postgres` logs in on its own machine only, without a password",
+        ),
+        (&["roles"], cluster.roles.is_some(), "roles are", "leave them out, and make them with `psql`"),
+        (&["databases"], cluster.databases.is_some(), "databases are", "leave them out, and make them with `psql`"),
+        (
+            &["backups"],
+            cluster.backups.is_some(),
+            "backups of PostgreSQL are",
+            "leave it out, and back up by other means",
+        ),
+        (&["restore_from"], cluster.restore_from.is_some(), "restoring PostgreSQL is", "leave it out"),
+    ]
 }
 
 /// How long writes of each cluster stop, where everything that decides it could be read and is safe.
