@@ -123,7 +123,7 @@ pub(crate) enum Verb {
     /// Make, list, verify, copy and prune backups.
     #[command(subcommand)]
     Backup(Backup),
-    /// Show the last lines of a member's log.
+    /// Show the last lines of a machine's log: etcd's, Patroni's, HAProxy's or the agent's.
     Logs(Logs),
     /// Print completions for a shell.
     #[command(
@@ -540,6 +540,7 @@ Examples:
   raftsman logs main-1              the last 50 lines of etcd's log
   raftsman logs main-1 -f           those, and what is added, until Ctrl-C
   raftsman logs main-1 --agent      the log of the machine's agent
+  raftsman logs app-1               Patroni's log with PostgreSQL's, on a node of a PostgreSQL cluster
   raftsman logs front-1             HAProxy's log, on a machine that a balancer has to itself")]
 pub(crate) struct Logs {
     /// Which machine, such as `main-1`.
@@ -552,7 +553,7 @@ pub(crate) struct Logs {
     #[arg(long, value_name = "FILE")]
     #[allow(dead_code, reason = "clap hands it on to the option of every verb")]
     file: Option<PathBuf>,
-    /// Show the agent's log instead of etcd's.
+    /// Show the agent's log instead of etcd's, Patroni's or HAProxy's.
     #[arg(long, conflicts_with = "balancer")]
     pub(crate) agent: bool,
     /// Show HAProxy's log, where a balancer runs beside members.

@@ -1,5 +1,5 @@
 
-# The names of the file's clusters, members and balancers, beside what is known beforehand.
+# The names of the file's clusters, members, nodes and balancers, beside what is known beforehand.
 _raftsman_with_names() {
     _raftsman "$@"
     local current="${COMP_WORDS[COMP_CWORD]}"

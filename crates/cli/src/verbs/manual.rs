@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 use clap_complete::Shell;
-use raftsman_core::spec::{self, Balancer, EtcdCluster, Instances, Members, Name};
+use raftsman_core::spec::postgres::Nodes;
+use raftsman_core::spec::{self, Balancer, EtcdCluster, Instances, Members, Name, PostgresCluster};
 
 use crate::args::{Arguments, Common};
 use crate::context::file_text;
@@ -54,8 +55,10 @@ pub(super) fn names(common: &Common, verb: &str) -> Result<ExitCode, Failure> {
             Instances::List(list) => list.iter().map(|instance| instance.name.to_string()).collect(),
             Instances::Beside(_) => Vec::new(),
         };
-        let machines = spec.balancers.iter().filter(|_| verb == "logs").flat_map(instances);
-        spec.etcd.iter().flat_map(of).chain(machines).collect()
+        let logs = verb == "logs";
+        let nodes = spec.postgres.iter().filter(|_| logs).flat_map(|(name, cluster)| nodes(name, cluster));
+        let machines = spec.balancers.iter().filter(|_| logs).flat_map(instances);
+        spec.etcd.iter().flat_map(of).chain(nodes).chain(machines).collect()
     } else if CLUSTERS.contains(&verb) || verb == "versions" {
         spec.etcd.keys().map(ToString::to_string).collect()
     } else if verb == VIA {
@@ -65,6 +68,14 @@ pub(super) fn names(common: &Common, verb: &str) -> Result<ExitCode, Failure> {
     };
     names.iter().for_each(|name| view::print(&format!("{name}\n")));
     Ok(OK)
+}
+
+/// The names of a PostgreSQL cluster's nodes.
+fn nodes(name: &Name, cluster: &PostgresCluster) -> Vec<String> {
+    match &cluster.nodes {
+        Nodes::Count(count) => (1..=*count).map(|number| format!("{name}-{number}")).collect(),
+        Nodes::List(list) => list.iter().map(|node| node.name.to_string()).collect(),
+    }
 }
 
 /// clap's completions only know static words: `raftsman names` completes the file's names.

@@ -203,6 +203,14 @@ pub enum OpError {
         /// There are.
         known: Vec<String>,
     },
+    /// The machine is a PostgreSQL node's.
+    #[error("`{name}` is a node of a PostgreSQL cluster, and no member of etcd; members are: {}", known.join(", "))]
+    NodeOfPostgres {
+        /// Asked for.
+        name: String,
+        /// There are.
+        known: Vec<String>,
+    },
     /// No such balancer in the file.
     #[error("the file has no balancer `{name}`; it has: {}", known.join(", "))]
     NoSuchBalancer {
@@ -407,16 +415,17 @@ async fn pick_member(fleet: &Arc<Fleet>, cluster: Option<&str>, member: &str) ->
     }
     let clusters = fleet.desired.stacks.iter().filter(|c| cluster.is_none_or(|name| c.name.as_str() == name));
     let members = clusters.flat_map(|c| c.etcd.members.iter().map(move |m| (c, &m.name)));
-    let (cluster, name) = named(members, member).map_err(|error| match error {
-        OpError::NoSuchMachine { name, known } if pick_machine(fleet, member).is_ok() => {
-            OpError::NotAMember { name, known }
-        }
-        other => other,
+    let (cluster, name) = named(members, member).map_err(|error| match (error, pick_machine(fleet, member)) {
+        (OpError::NoSuchMachine { name, known }, Ok((cluster, machine))) => match cluster.node(machine) {
+            Some(_) => OpError::NodeOfPostgres { name, known },
+            None => OpError::NotAMember { name, known },
+        },
+        (other, _) => other,
     })?;
     Ok((StackHandle::open(fleet, cluster).await?, name.clone()))
 }
 
-/// The machine of this name, and the cluster whose member or balancer it is for.
+/// The machine of this name, and the cluster whose member, node or balancer it is for.
 fn pick_machine<'a>(fleet: &'a Fleet, machine: &str) -> Result<(&'a Stack, &'a Name), OpError> {
     let machines = fleet.desired.stacks.iter().flat_map(|c| c.all_machines().map(move |name| (c, name)));
     named(machines, machine)
