@@ -82,7 +82,7 @@ pub(crate) enum Verb {
     Plan(Plan),
     /// Carry out what `plan` shows, until every cluster is as the file says.
     Apply(Apply),
-    /// Show the status of every cluster and member.
+    /// Show the status of every cluster, member and node.
     Status(Status),
     /// Measure disks and network, and check heartbeat and election time-outs against them.
     Preflight(Preflight),

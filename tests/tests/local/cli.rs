@@ -545,6 +545,11 @@ pub(crate) fn status_is_documented(status: &Value) {
             let instances = balancer["instances"].as_array().expect("instances").iter();
             instances.for_each(|instance| has_documented_keys("status: an instance of a balancer", instance));
         }
+        for postgres in cluster["postgres"].as_array().expect("PostgreSQL clusters") {
+            has_documented_keys("status: a PostgreSQL cluster", postgres);
+            let nodes = postgres["nodes"].as_array().expect("nodes").iter();
+            nodes.for_each(|node| has_documented_keys("status: a node of PostgreSQL", node));
+        }
         for waiting in cluster["waiting"].as_array().expect("a list") {
             assert!(keys(waiting).is_superset(&documented("status: what is waited for")), "{waiting}");
         }
