@@ -113,6 +113,8 @@ pub(crate) enum Verb {
     Compact(Compact),
     /// Transfer leadership to a member.
     MoveLeader(MoveLeader),
+    /// Have a synchronous standby of a PostgreSQL cluster take the primary's place.
+    Switchover(Switchover),
     /// Show past steps: when, by which operator, and how they ended.
     Journal(Journal),
     /// Print what `etcdctl` needs, for `eval`.
@@ -484,6 +486,32 @@ pub(crate) struct MoveLeader {
     /// Print what happens as JSON lines.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+Writes stop for a few seconds, and sessions on the primary end. Only a synchronous standby takes its place: it has every
+commit that was acknowledged. Without --to it is the one that a plan would choose.
+
+Examples:
+  raftsman switchover app               shows what will happen, asks, does it
+  raftsman switchover app --to app-2    to this node")]
+pub(crate) struct Switchover {
+    /// Which PostgreSQL cluster; may be left out when there is only one.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) cluster: Option<String>,
+    /// To which node, such as `app-2`.
+    #[arg(long, value_name = "NODE")]
+    pub(crate) to: Option<String>,
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Print what happens as JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Give up when it is not known for this long how it ended.
+    #[arg(long, default_value = "2m", value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, Args)]

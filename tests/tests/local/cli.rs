@@ -10,7 +10,7 @@ use serde_json::Value;
 const APPLY: [&str; 5] = ["apply", "--yes", "--json", "--timeout", "30s"];
 
 /// Every verb, as written on the command line.
-const VERBS: [&str; 42] = [
+const VERBS: [&str; 43] = [
     "init",
     "adopt",
     "check",
@@ -35,6 +35,7 @@ const VERBS: [&str; 42] = [
     "defrag",
     "compact",
     "move-leader",
+    "switchover",
     "journal",
     "env",
     "cert",

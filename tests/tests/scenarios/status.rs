@@ -1,15 +1,17 @@
-//! What was observed of PostgreSQL clusters → what `raftsman status` says of them.
+//! What was observed of PostgreSQL clusters → what `raftsman status` says of them, and what a switchover would be.
 
 use std::collections::BTreeSet;
 
 use insta::assert_snapshot;
+use raftsman_core::action::{Action, PostgresAction};
 use raftsman_core::observed::{Agent, AgentReport, Copies, Fact, NodeFacts, NodeState, Observed, PgData, SystemId};
+use raftsman_core::plan::{Plan, switchover};
 use raftsman_core::spec::Name;
 use raftsman_engine::ops::status::{NodeStatus, PostgresStatus, postgres};
-use raftsman_tests::fixtures::{Scene, epoch, standing};
+use raftsman_tests::fixtures::{Scene, describe, epoch, standing};
 use serde_json::Value;
 
-use super::postgres::{THREE, empty, pg, settled};
+use super::postgres::{THREE, empty, pg, settled, to_the_end};
 
 fn node(number: u32) -> Name {
     Name::parse(&format!("pg-{number}")).expect("a name")
@@ -315,4 +317,43 @@ fn every_field_is_documented() {
     let status = serde_json::to_value(of(&scene, &scene.look())).expect("JSON");
     assert_eq!(keys(&status), documented("status: a PostgreSQL cluster"));
     assert_eq!(keys(&status["nodes"][0]), documented("status: a node of PostgreSQL"));
+}
+
+/// What `raftsman switchover` would do, or why not.
+fn switched(scene: &Scene, observed: &Observed, to: Option<u32>) -> String {
+    let cluster = scene.desired.postgres(&pg()).expect("a cluster");
+    let to = to.map(node);
+    let plan = switchover(&scene.desired, observed, cluster, to.as_ref(), scene.world.now);
+    let mut out = String::new();
+    for step in &plan.steps {
+        if let Action::Postgres(PostgresAction::Switchover { from, to, .. }) = &step.action {
+            out.push_str(&format!("{from} to {to}; "));
+        }
+    }
+    out + &describe(&Plan { steps: plan.steps, waiting: plan.waiting })
+}
+
+#[test]
+fn a_switchover_that_is_asked_for() {
+    let mut scene = settled(standing(&[], THREE));
+    assert_snapshot!(switched(&scene, &scene.look(), None), @"pg-1 to pg-2; * switch over pg: requested; 1 1 1, copies 1 - 1, switchover");
+    assert_snapshot!(switched(&scene, &scene.look(), Some(2)), @"pg-1 to pg-2; * switch over pg: requested; 1 1 1, copies 1 - 1, switchover");
+    assert_snapshot!(switched(&scene, &scene.look(), Some(3)), @"blocked: not safe to switch over: pg-3 is not a synchronous standby");
+    assert_snapshot!(switched(&scene, &scene.look(), Some(1)), @"blocked: not safe to switch over: pg-1 is not a synchronous standby");
+    let mut paused = scene.look();
+    (1..=3).for_each(|number| facts(&mut paused, number).paused = true);
+    assert_snapshot!(switched(&scene, &paused, None), @"blocked: pg: Patroni is paused");
+    let mut behind = scene.look();
+    facts(&mut behind, 2).streaming = false;
+    assert_snapshot!(switched(&scene, &behind, None), @"waits: pg: 0 of 1 synchronous standbys stream");
+    let mut unread = scene.look();
+    let (error, since) = ("timed out".to_owned(), epoch());
+    unread.postgres.get_mut(&pg()).expect("a cluster").keys = Fact::Unreachable { error, since };
+    assert_snapshot!(switched(&scene, &unread, None), @"waits: pg: Patroni's keys cannot be read: timed out");
+    // It is done, and nothing is left to do.
+    let cluster = scene.desired.postgres(&pg()).expect("a cluster").clone();
+    let plan = switchover(&scene.desired, &scene.look(), &cluster, None, scene.world.now);
+    scene.carry_out(&plan);
+    assert!(to_the_end(&mut scene).ends_with("done\n"));
+    assert_eq!(of(&scene, &scene.look()).primary, Some(node(2)));
 }

@@ -7,6 +7,10 @@ _raftsman_with_names() {
         COMPREPLY=( $(compgen -W "$("${COMP_WORDS[0]}" names -- --via 2>/dev/null)" -- "${current}") )
         return 0
     fi
+    if [[ "${COMP_CWORD}" -gt 2 && "${COMP_WORDS[1]}" == switchover && "${COMP_WORDS[COMP_CWORD-1]}" == --to ]]; then
+        COMPREPLY=( $(compgen -W "$("${COMP_WORDS[0]}" names -- --to 2>/dev/null)" -- "${current}") )
+        return 0
+    fi
     if [[ "${COMP_CWORD}" -lt 2 || "${current}" == -* ]]; then
         return 0
     fi

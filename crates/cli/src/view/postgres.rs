@@ -4,9 +4,10 @@ use jiff::Timestamp;
 use raftsman_core::observed::{Copies, PendingSetting};
 use raftsman_core::spec::SyncMode;
 use raftsman_engine::ops::status::{NodeStatus, PostgresStatus};
+use raftsman_engine::ops::switchover::Switchover;
 
 use super::status::left;
-use super::{Paint, Table, bytes, span};
+use super::{Paint, Table, bytes, plan, span};
 
 /// Whether it is settled, its nodes, and what is wrong with them.
 pub(super) fn render(cluster: &PostgresStatus, now: Timestamp, paint: Paint) -> String {
@@ -39,6 +40,15 @@ pub(super) fn render(cluster: &PostgresStatus, now: Timestamp, paint: Paint) -> 
         out.push_str(&format!("    CA ends in {}\n", left(authority, now, paint)));
     }
     out
+}
+
+/// What `raftsman switchover` prints before it asks.
+pub(crate) fn switchover(of: &Switchover, paint: Paint) -> String {
+    let Switchover { cluster, from, to, pause_ms, copies } = of;
+    let name = paint.bold(&format!("postgresql {cluster}"));
+    let pause = paint.yellow(&format!("writes stop for about {} s", pause_ms.div_ceil(1000)));
+    let copies = copies.map(|copies| format!(", {}", plan::copies(copies))).unwrap_or_default();
+    format!("{name}   {to} takes the place of {from}, {pause}{copies}\n")
 }
 
 /// `settled, primary pg-1, timeline 2, copies 1 of 1, strict`
@@ -129,6 +139,7 @@ fn lines(node: &NodeStatus) -> Vec<String> {
 mod tests {
     use std::collections::BTreeMap;
 
+    use raftsman_core::plan::CopiesLeft;
     use raftsman_core::spec::{Name, PatroniVersion, PostgresVersion};
     use raftsman_engine::ops::status::{Expiry, SwitchoverStatus};
 
@@ -239,6 +250,17 @@ mod tests {
     app-3: it is not in the file, and still to go
 ";
         assert_eq!(render(&cluster, now(), Paint::plain()), expected);
+    }
+
+    #[test]
+    fn a_switchover_says_what_it_costs() {
+        let copies =
+            CopiesLeft { before: Copies::Synchronous(1), during: Copies::NotWritable, after: Copies::Synchronous(1) };
+        let (cluster, from, to) = (name("app"), name("app-1"), name("app-2"));
+        let of = Switchover { cluster, from, to, pause_ms: 5_000, copies: Some(copies) };
+        let expected = "postgresql app   app-2 takes the place of app-1, writes stop for about 5 s, \
+                        copies 1 → no writes → 1\n";
+        assert_eq!(switchover(&of, Paint::plain()), expected);
     }
 
     #[test]

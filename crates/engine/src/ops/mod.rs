@@ -22,6 +22,7 @@ pub mod restore;
 pub mod rotate;
 pub mod state;
 pub mod status;
+pub mod switchover;
 pub mod version;
 pub mod versions;
 
@@ -211,6 +212,40 @@ pub enum OpError {
         /// There are.
         known: Vec<String>,
     },
+    /// No such PostgreSQL cluster in the file.
+    #[error("the file has no PostgreSQL cluster `{name}`; it has: {}", known.join(", "))]
+    NoSuchPostgres {
+        /// Asked for.
+        name: String,
+        /// There are.
+        known: Vec<String>,
+    },
+    /// The file has none at all.
+    #[error("the file has no PostgreSQL cluster: `raftsman explain postgres` says how one is written")]
+    NoPostgres,
+    /// No such node in the file.
+    #[error("the PostgreSQL cluster `{cluster}` has no node `{name}`; it has: {}", known.join(", "))]
+    NoSuchNode {
+        /// The cluster.
+        cluster: Name,
+        /// Asked for.
+        name: String,
+        /// There are.
+        known: Vec<String>,
+    },
+    /// Patroni did not do what it was asked for.
+    #[error(
+        "{to} is not the primary of `{cluster}`: Patroni has given the switchover from {from} up; its log there says \
+         why: `raftsman logs {from}`"
+    )]
+    GivenUp {
+        /// The cluster.
+        cluster: Name,
+        /// The primary then.
+        from: Name,
+        /// The standby that was to follow it.
+        to: Name,
+    },
     /// No such balancer in the file.
     #[error("the file has no balancer `{name}`; it has: {}", known.join(", "))]
     NoSuchBalancer {
@@ -252,6 +287,9 @@ pub enum OpError {
     /// It must not be done now.
     #[error("not done: {}\n    → {}", .0, .0.next())]
     NotSafe(Waiting),
+    /// It was begun, and how it ended is not known yet.
+    #[error("{}\n    → {}", .0, .0.next())]
+    NotKnown(Waiting),
     /// A majority is needed and there is none.
     #[error(
         "cluster `{0}` has no quorum: bring members back with their disks, `raftsman status` says which are missing; \
