@@ -82,7 +82,7 @@ pub(crate) enum Verb {
     Plan(Plan),
     /// Carry out what `plan` shows, until every cluster is as the file says.
     Apply(Apply),
-    /// Show the status of every cluster and member.
+    /// Show the status of every cluster, member and node.
     Status(Status),
     /// Measure disks and network, and check heartbeat and election time-outs against them.
     Preflight(Preflight),
@@ -113,6 +113,8 @@ pub(crate) enum Verb {
     Compact(Compact),
     /// Transfer leadership to a member.
     MoveLeader(MoveLeader),
+    /// Have a synchronous standby of a PostgreSQL cluster take the primary's place.
+    Switchover(Switchover),
     /// Show past steps: when, by which operator, and how they ended.
     Journal(Journal),
     /// Print what `etcdctl`, or a client of PostgreSQL, needs, for `eval`.
@@ -125,7 +127,7 @@ pub(crate) enum Verb {
     /// Make, list, verify, copy and prune backups.
     #[command(subcommand)]
     Backup(Backup),
-    /// Show the last lines of a member's log.
+    /// Show the last lines of a machine's log: etcd's, Patroni's, HAProxy's or the agent's.
     Logs(Logs),
     /// Print completions for a shell.
     #[command(
@@ -489,6 +491,32 @@ pub(crate) struct MoveLeader {
 }
 
 #[derive(Debug, Args)]
+#[command(after_help = "\
+Writes stop for a few seconds, and sessions on the primary end. Only a synchronous standby takes its place: it has every
+commit that was acknowledged. Without --to it is the one that a plan would choose.
+
+Examples:
+  raftsman switchover app               shows what will happen, asks, does it
+  raftsman switchover app --to app-2    to this node")]
+pub(crate) struct Switchover {
+    /// Which PostgreSQL cluster; may be left out when there is only one.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) cluster: Option<String>,
+    /// To which node, such as `app-2`.
+    #[arg(long, value_name = "NODE")]
+    pub(crate) to: Option<String>,
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Print what happens as JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Give up when it is not known for this long how it ended.
+    #[arg(long, default_value = "2m", value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Duration,
+}
+
+#[derive(Debug, Args)]
 pub(crate) struct Journal {
     /// Only this cluster.
     #[arg(value_name = "CLUSTER")]
@@ -557,6 +585,7 @@ Examples:
   raftsman logs main-1              the last 50 lines of etcd's log
   raftsman logs main-1 -f           those, and what is added, until Ctrl-C
   raftsman logs main-1 --agent      the log of the machine's agent
+  raftsman logs app-1               Patroni's log with PostgreSQL's, on a node of a PostgreSQL cluster
   raftsman logs front-1             HAProxy's log, on a machine that a balancer has to itself")]
 pub(crate) struct Logs {
     /// Which machine, such as `main-1`.
@@ -569,7 +598,7 @@ pub(crate) struct Logs {
     #[arg(long, value_name = "FILE")]
     #[allow(dead_code, reason = "clap hands it on to the option of every verb")]
     file: Option<PathBuf>,
-    /// Show the agent's log instead of etcd's.
+    /// Show the agent's log instead of etcd's, Patroni's or HAProxy's.
     #[arg(long, conflicts_with = "balancer")]
     pub(crate) agent: bool,
     /// Show HAProxy's log, where a balancer runs beside members.

@@ -10,7 +10,7 @@ use serde_json::Value;
 const APPLY: [&str; 5] = ["apply", "--yes", "--json", "--timeout", "30s"];
 
 /// Every verb, as written on the command line.
-const VERBS: [&str; 42] = [
+const VERBS: [&str; 44] = [
     "init",
     "adopt",
     "check",
@@ -35,8 +35,10 @@ const VERBS: [&str; 42] = [
     "defrag",
     "compact",
     "move-leader",
+    "switchover",
     "journal",
     "env",
+    "psql",
     "cert",
     "cert list",
     "cert rotate",
@@ -544,6 +546,11 @@ pub(crate) fn status_is_documented(status: &Value) {
             has_documented_keys("status: a balancer", balancer);
             let instances = balancer["instances"].as_array().expect("instances").iter();
             instances.for_each(|instance| has_documented_keys("status: an instance of a balancer", instance));
+        }
+        for postgres in cluster["postgres"].as_array().expect("PostgreSQL clusters") {
+            has_documented_keys("status: a PostgreSQL cluster", postgres);
+            let nodes = postgres["nodes"].as_array().expect("nodes").iter();
+            nodes.for_each(|node| has_documented_keys("status: a node of PostgreSQL", node));
         }
         for waiting in cluster["waiting"].as_array().expect("a list") {
             assert!(keys(waiting).is_superset(&documented("status: what is waited for")), "{waiting}");

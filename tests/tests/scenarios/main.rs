@@ -18,6 +18,7 @@ mod recovery;
 mod restore;
 mod safety;
 mod shape;
+mod status;
 mod users;
 mod versions;
 mod zones;

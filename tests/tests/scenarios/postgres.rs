@@ -15,18 +15,18 @@ use raftsman_core::plan::{Plan, WaitKind, safety};
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Scene, describe, epoch, standing, standing_on};
 
-const THREE: &[&str] = &["nodes: 3"];
+pub(super) const THREE: &[&str] = &["nodes: 3"];
 
-fn pg() -> Name {
+pub(super) fn pg() -> Name {
     Name::fixed("pg")
 }
 
-fn empty(desired: Stack) -> Scene {
+pub(super) fn empty(desired: Stack) -> Scene {
     let world = World::empty(&desired, epoch());
     Scene { desired, world, hidden: BTreeSet::new() }
 }
 
-fn settled(desired: Stack) -> Scene {
+pub(super) fn settled(desired: Stack) -> Scene {
     let mut scene = empty(desired);
     let output = to_the_end(&mut scene);
     assert!(output.ends_with("done\n"), "{output}");
@@ -34,7 +34,7 @@ fn settled(desired: Stack) -> Scene {
 }
 
 /// Carries out wave after wave, and lets time pass while something is waited for that resolves by itself.
-fn to_the_end(scene: &mut Scene) -> String {
+pub(super) fn to_the_end(scene: &mut Scene) -> String {
     let mut output = String::new();
     let mut last = String::new();
     let mut rounds = 0;

@@ -10,4 +10,10 @@ _raftsman_balancers() {
     names=(${(f)"$(raftsman names -- --via 2>/dev/null)"})
     compadd -a names
 }
+# The nodes of the file's PostgreSQL clusters.
+_raftsman_nodes() {
+    local -a names
+    names=(${(f)"$(raftsman names -- --to 2>/dev/null)"})
+    compadd -a names
+}
 

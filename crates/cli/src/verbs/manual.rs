@@ -5,7 +5,8 @@ use std::process::ExitCode;
 
 use clap::CommandFactory as _;
 use clap_complete::Shell;
-use raftsman_core::spec::{self, Balancer, EtcdCluster, Instances, Members, Name};
+use raftsman_core::spec::postgres::Nodes;
+use raftsman_core::spec::{self, Balancer, EtcdCluster, Instances, Members, Name, PostgresCluster};
 
 use crate::args::{Arguments, Common};
 use crate::context::file_text;
@@ -38,8 +39,13 @@ const CLUSTERS: [&str; 14] = [
     "verify",
 ];
 
+/// Verbs that take PostgreSQL clusters of the file.
+const POSTGRES: [&str; 1] = ["switchover"];
+
 /// The option that takes balancers of the file.
 const VIA: &str = "--via";
+/// The option of `switchover` that takes nodes of PostgreSQL clusters of the file.
+const TO: &str = "--to";
 
 /// The names in the file that a verb takes, one per line. A file that cannot be read has none.
 pub(super) fn names(common: &Common, verb: &str) -> Result<ExitCode, Failure> {
@@ -54,10 +60,16 @@ pub(super) fn names(common: &Common, verb: &str) -> Result<ExitCode, Failure> {
             Instances::List(list) => list.iter().map(|instance| instance.name.to_string()).collect(),
             Instances::Beside(_) => Vec::new(),
         };
-        let machines = spec.balancers.iter().filter(|_| verb == "logs").flat_map(instances);
-        spec.etcd.iter().flat_map(of).chain(machines).collect()
+        let logs = verb == "logs";
+        let nodes = spec.postgres.iter().filter(|_| logs).flat_map(|(name, cluster)| nodes(name, cluster));
+        let machines = spec.balancers.iter().filter(|_| logs).flat_map(instances);
+        spec.etcd.iter().flat_map(of).chain(nodes).chain(machines).collect()
     } else if CLUSTERS.contains(&verb) || verb == "versions" {
         spec.etcd.keys().map(ToString::to_string).collect()
+    } else if POSTGRES.contains(&verb) {
+        spec.postgres.keys().map(ToString::to_string).collect()
+    } else if verb == TO {
+        spec.postgres.iter().flat_map(|(name, cluster)| nodes(name, cluster)).collect()
     } else if verb == VIA {
         spec.balancers.keys().map(ToString::to_string).collect()
     } else {
@@ -65,6 +77,14 @@ pub(super) fn names(common: &Common, verb: &str) -> Result<ExitCode, Failure> {
     };
     names.iter().for_each(|name| view::print(&format!("{name}\n")));
     Ok(OK)
+}
+
+/// The names of a PostgreSQL cluster's nodes.
+fn nodes(name: &Name, cluster: &PostgresCluster) -> Vec<String> {
+    match &cluster.nodes {
+        Nodes::Count(count) => (1..=*count).map(|number| format!("{name}-{number}")).collect(),
+        Nodes::List(list) => list.iter().map(|node| node.name.to_string()).collect(),
+    }
 }
 
 /// clap's completions only know static words: `raftsman names` completes the file's names.
@@ -76,21 +96,27 @@ fn with_names(shell: Shell, text: &str) -> String {
                 let names = format!("(raftsman names {verb} 2>/dev/null)");
                 format!("complete -c raftsman -f -n \"__fish_seen_subcommand_from {verb}\" -a \"{names}\"\n")
             };
-            let lines: String = MEMBERS.iter().chain(&CLUSTERS).map(line).collect();
-            let balancers = "(raftsman names -- --via 2>/dev/null)";
-            format!(
-                "{text}{lines}complete -c raftsman -n \"__fish_seen_subcommand_from env\" -l via -x -a \"{balancers}\"\n"
-            )
+            let lines: String = MEMBERS.iter().chain(&CLUSTERS).chain(&POSTGRES).map(line).collect();
+            let of_option = |verb: &str, option: &str| {
+                let names = format!("(raftsman names -- --{option} 2>/dev/null)");
+                format!(
+                    "complete -c raftsman -n \"__fish_seen_subcommand_from {verb}\" -l {option} -x -a \"{names}\"\n"
+                )
+            };
+            format!("{text}{lines}{}{}", of_option("env", "via"), of_option("switchover", "to"))
         }
         Shell::Zsh => {
             let named = |line: &str| {
                 let here = line.trim_start();
                 ["'*::clusters", "'::cluster", "':member", "':machine"].iter().any(|name| here.starts_with(name))
             };
-            let line = |line: &str| match (named(line), line.trim_start().starts_with("'--via=")) {
-                (true, _) => format!("{}\n", line.replace(":_default'", ":_raftsman_names'")),
-                (false, true) => format!("{}\n", line.replace(":_default'", ":_raftsman_balancers'")),
-                (false, false) => format!("{line}\n"),
+            let option = |line: &str, option: &str| line.trim_start().starts_with(&format!("'{option}="));
+            let line = |line: &str| match (named(line), option(line, VIA), option(line, TO)) {
+                (true, _, _) => format!("{}\n", line.replace(":_default'", ":_raftsman_names'")),
+                (false, true, _) => format!("{}\n", line.replace(":_default'", ":_raftsman_balancers'")),
+                // Where a backup is copied to has another completion.
+                (false, false, true) => format!("{}\n", line.replace(":_default'", ":_raftsman_nodes'")),
+                (false, false, false) => format!("{line}\n"),
             };
             let lines: String = text.lines().map(line).collect();
             // The function precedes its first use, after the line that names the completed program.

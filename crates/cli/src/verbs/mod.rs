@@ -24,6 +24,7 @@ mod restore;
 mod rotate;
 mod state;
 mod status;
+mod switchover;
 pub(crate) mod version;
 mod versions;
 
@@ -82,6 +83,7 @@ async fn once(common: &Common, verb: &Verb) -> Result<ExitCode, Failure> {
         Verb::Defrag(args) => maintenance::run_defrag(common, args).await,
         Verb::Compact(args) => maintenance::run_compact(common, args).await,
         Verb::MoveLeader(args) => maintenance::run_move_leader(common, args).await,
+        Verb::Switchover(args) => Box::pin(switchover::run(common, args)).await,
         Verb::Verify(args) => maintenance::run_verify(common, args).await,
         Verb::Replace(args) => Box::pin(replace::run(common, args)).await,
         Verb::Recover(args) => Box::pin(recover::run(common, args)).await,

@@ -9,6 +9,7 @@ pub(crate) mod explain;
 pub(crate) mod journal;
 pub(crate) mod maintenance;
 pub(crate) mod plan;
+pub(crate) mod postgres;
 pub(crate) mod preflight;
 pub(crate) mod recover;
 pub(crate) mod restore;

@@ -1,8 +1,8 @@
 //! A forecast → the text of `raftsman plan`.
 
 use raftsman_core::action::{Action, EtcdAction, StartData};
-use raftsman_core::observed::Tolerance;
-use raftsman_core::plan::{Considered, Outcome, Pause, Step};
+use raftsman_core::observed::{Copies, Tolerance};
+use raftsman_core::plan::{Considered, CopiesLeft, Outcome, Pause, Step};
 use raftsman_engine::ops::plan::{ClusterPlan, ConfigDiff, Deletion, FleetPlan};
 
 use super::{Paint, Table, preflight, tolerance, tolerances};
@@ -131,7 +131,8 @@ fn grouped(steps: &[Step]) -> Vec<Row<'_>> {
     for step in steps {
         let same = |row: &&mut Row<'_>| {
             let first = row.steps[0];
-            first.action.verb() == step.action.verb() && first.reason == step.reason && first.during == step.during
+            let alike = first.action.verb() == step.action.verb() && first.reason == step.reason;
+            alike && first.during == step.during && first.copies == step.copies
         };
         match rows.iter_mut().find(same) {
             Some(row) => row.steps.push(step),
@@ -159,6 +160,7 @@ fn cells(row: &Row<'_>, paint: Paint) -> [String; 5] {
         (before, during, after) if before == during => format!("{} → {}", tolerance(before), brief(after)),
         (before, during, after) => format!("{} → {} → {}", tolerance(before), brief(during), brief(after)),
     };
+    let cost = [Some(cost), first.copies.map(copies)].into_iter().flatten().collect::<Vec<_>>().join(", ");
     let pause = match first.pause {
         Pause::HandOver(ms) | Pause::Patroni(ms) => paint.yellow(&format!("pause ~{ms} ms")),
         Pause::None | Pause::NotServing => String::new(),
@@ -170,6 +172,19 @@ fn brief(of: Tolerance) -> String {
     match of {
         Tolerance::NoQuorum => "none".to_owned(),
         Tolerance::CanLose(n) => n.to_string(),
+    }
+}
+
+/// On how many standbys every acknowledged commit of a PostgreSQL cluster is: before, during and after.
+pub(super) fn copies(of: CopiesLeft) -> String {
+    let count = |copies: Copies| match copies {
+        Copies::NotWritable => "no writes".to_owned(),
+        Copies::Synchronous(copies) => copies.to_string(),
+    };
+    let CopiesLeft { before, during, after } = of;
+    match (before, during, after) {
+        (before, during, after) if before == during && during == after => format!("copies {}", count(before)),
+        (before, during, after) => format!("copies {} → {} → {}", count(before), count(during), count(after)),
     }
 }
 

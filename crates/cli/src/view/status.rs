@@ -56,6 +56,9 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
     for balancer in &cluster.balancers {
         out.push_str(&super::balancer::render(balancer, paint));
     }
+    for postgres in &cluster.postgres {
+        out.push_str(&super::postgres::render(postgres, now, paint));
+    }
     for zone in zones.iter().flat_map(|zones| &zones.down) {
         out.push_str(&format!("  {} zone {zone}: none of its members is healthy\n", paint.red("down:")));
     }
@@ -117,13 +120,15 @@ fn one(cluster: &ClusterStatus, now: Timestamp, paint: Paint) -> String {
     out
 }
 
-/// The agents of members' machines and of those that balancers have to themselves.
+/// The agents of members' machines, of nodes' and of those that balancers have to themselves.
 fn agents(cluster: &ClusterStatus) -> impl Iterator<Item = (&Name, Option<&AgentStatus>)> {
     let is_member = |name: &Name| cluster.members.iter().any(|member| member.name == *name);
     let members = cluster.members.iter().map(|member| (&member.name, member.agent.as_ref()));
     let instances = cluster.balancers.iter().flat_map(|balancer| &balancer.instances);
     let instances = instances.map(|instance| (&instance.machine, instance.agent.as_ref()));
-    members.chain(instances.filter(move |(machine, _)| !is_member(machine)))
+    let nodes = cluster.postgres.iter().flat_map(|postgres| &postgres.nodes);
+    let nodes = nodes.map(|node| (&node.name, node.agent.as_ref()));
+    members.chain(nodes).chain(instances.filter(move |(machine, _)| !is_member(machine)))
 }
 
 fn backed_up(backups: &Health, now: Timestamp, paint: Paint) -> String {
@@ -150,7 +155,7 @@ fn words(alarm: Alarm) -> &'static str {
 }
 
 /// How long something is still valid; yellow when its renewal is due.
-fn left(expiry: &Expiry, now: Timestamp, paint: Paint) -> String {
+pub(super) fn left(expiry: &Expiry, now: Timestamp, paint: Paint) -> String {
     let left = span(expiry.at.duration_since(now).as_secs());
     if expiry.due { paint.yellow(&left) } else { left }
 }

@@ -13,7 +13,7 @@ use super::Observed;
 use super::agent::{CertificateFacts, Delivery, PortTaken, Service};
 use super::fact::Fact;
 use crate::desired::{Postgres, UserSlot};
-use crate::spec::{Name, PatroniVersion, PostgresVersion};
+use crate::spec::{Name, PatroniVersion, PostgresVersion, SyncMode};
 
 pub use read::PatroniError;
 
@@ -264,6 +264,18 @@ impl PatroniKeys {
     pub fn seconds(&self, key: &str) -> Option<u32> {
         let settings: serde_json::Value = serde_json::from_str(self.settings.as_deref()?).ok()?;
         settings.get(key)?.as_u64().and_then(|seconds| u32::try_from(seconds).ok())
+    }
+
+    /// What happens without a synchronous standby, by the settings that Patroni has; nothing where it has none yet.
+    pub fn mode(&self) -> Option<SyncMode> {
+        let settings: serde_json::Value = serde_json::from_str(self.settings.as_deref()?).ok()?;
+        let is = |key: &str| settings.get(key).is_some_and(|value| *value == serde_json::Value::Bool(true));
+        Some(match settings.get("synchronous_mode").and_then(serde_json::Value::as_str) {
+            Some("quorum") => SyncMode::Quorum,
+            Some(_) | None if !is("synchronous_mode") => SyncMode::Off,
+            Some(_) | None if is("synchronous_mode_strict") => SyncMode::Strict,
+            Some(_) | None => SyncMode::Preferred,
+        })
     }
 }
 

@@ -40,7 +40,7 @@ pub use users::{Drift, drift};
 pub use versions::{route, versions};
 pub use waiting::{PostgresWaiting, Remedy, WaitKind, Waiting};
 
-use crate::desired::Stack;
+use crate::desired::{Postgres, Stack};
 use crate::observed::{Observed, View};
 use crate::spec::Name;
 
@@ -96,6 +96,13 @@ pub fn explain(desired: &Stack, observed: &Observed, now: Timestamp) -> Vec<Cons
 pub fn defragment(desired: &Stack, observed: &Observed, members: Vec<Name>, now: Timestamp) -> Plan {
     let mut draft = Draft::new(desired, observed, now);
     maintenance::defragment(&mut draft, members);
+    safety::gate(draft)
+}
+
+/// The switchover of a PostgreSQL cluster that an operator asked for: to this node, or to the one that a plan would choose.
+pub fn switchover(desired: &Stack, observed: &Observed, cluster: &Postgres, to: Option<&Name>, now: Timestamp) -> Plan {
+    let mut draft = Draft::new(desired, observed, now);
+    postgres::switch_over(&mut draft, cluster, to);
     safety::gate(draft)
 }
 

@@ -348,6 +348,31 @@ pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
+/// Has the primary hand over, as an operator asked: the judge says whether it may.
+pub(super) fn switch_over(draft: &mut Draft<'_>, cluster: &Postgres, to: Option<&Name>) {
+    use crate::observed::Unsettled;
+    let name = cluster.name.clone();
+    let seen = match super::situation::postgres::seen(cluster, draft.observed) {
+        Ok(seen) => seen,
+        Err(waiting) => return draft.wait(waiting.into()),
+    };
+    let unsettled = |why| PostgresWaiting::PostgresUnsettled { cluster: name.clone(), why };
+    let why = seen.settled(cluster.synchronous_standbys()).err();
+    let Some(primary) = seen.primary() else {
+        return draft.wait(unsettled(why.unwrap_or(Unsettled::NoPrimary)).into());
+    };
+    let from = cluster.node_in_patroni(primary).map(|node| node.name.clone()).or_else(|| Name::parse(primary).ok());
+    let Some(from) = from else { return draft.wait(PostgresWaiting::NoCandidate { cluster: name }.into()) };
+    if let Some(to) = to {
+        let action = PostgresAction::Switchover { cluster: name, from, to: to.clone() };
+        return draft.steps.push(Step::new(action, Reason::Asked));
+    }
+    match (switched_over(cluster, &seen, &from, Reason::Asked), why) {
+        (None, Some(why)) => draft.wait(unsettled(why).into()),
+        (step, _) => drop(push(draft, cluster, step)),
+    }
+}
+
 fn push(draft: &mut Draft<'_>, cluster: &Postgres, step: Option<Step>) -> Report {
     match step {
         Some(step) => draft.steps.push(step),

@@ -9,7 +9,7 @@ use std::time::Duration;
 use jiff::{SignedDuration, Timestamp};
 pub use raftsman_api::roles::Role;
 use raftsman_core::desired::AGENT_RENEW_BEFORE;
-use raftsman_core::observed::{AuthorityRecord, Trust, TrustDomain};
+use raftsman_core::observed::{AuthorityRecord, NodePurpose, Trust, TrustDomain};
 use raftsman_core::spec::{self, AuthMode, Name};
 use secrecy::ExposeSecret;
 use serde::Serialize;
@@ -25,7 +25,7 @@ use crate::store::write_file;
 pub struct Certificate {
     /// Which cluster; none for the fleet's own.
     pub cluster: Option<Name>,
-    /// What: `fleet CA`, `peers CA`, `clients CA`, `agent`, `peer`, `server`.
+    /// What: `fleet CA`, `peers CA`, `clients CA`, `postgresql CA`, `agent`, `peer`, `server`, `postgresql`, `rest`.
     pub what: &'static str,
     /// During a rotation: `signs`, `signs next`, `still trusted`, `distrusted`.
     pub standing: Option<&'static str>,
@@ -35,7 +35,7 @@ pub struct Certificate {
     pub not_before: Timestamp,
     /// Until when.
     pub not_after: Timestamp,
-    /// When it is renewed, or another authority is made; never for authorities that the file brings.
+    /// When it is renewed, or another authority is made; never for authorities that the file brings, nor for PostgreSQL's.
     pub renewal: Option<Timestamp>,
     /// SHA-256.
     pub fingerprint: String,
@@ -64,6 +64,17 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
                 }
             }
         }
+        for postgres in &cluster.desired.postgres {
+            let Some(trust) = cluster.ledger().of_postgres(&postgres.name).trust.clone() else { continue };
+            for (standing, records) in standings(&trust) {
+                for record in records {
+                    let facts = pki::describe(&record.certificate)?;
+                    let standing = Some(standing).filter(|_| trust.rotates());
+                    let authority = of_authority(Some(&postgres.name), "postgresql CA", &facts);
+                    certificates.push(Certificate { standing, ..authority });
+                }
+            }
+        }
         let observed = Observer::new(Arc::clone(&cluster))?.look().await?;
         let mut silent = Vec::new();
         for machine in cluster.desired.all_machines() {
@@ -71,6 +82,8 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
                 silent.push(machine.to_string());
                 continue;
             };
+            let node = cluster.desired.node(machine);
+            let name = node.map_or(name, |(postgres, _)| &postgres.name);
             let mut push = |what, facts: &raftsman_core::observed::CertificateFacts, renewal| {
                 certificates.push(Certificate {
                     cluster: Some(name.clone()),
@@ -86,6 +99,14 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
             };
             if let Some(own) = &report.certificate {
                 push("agent", own, own.not_after.checked_sub(AGENT_RENEW_BEFORE).ok());
+            }
+            for (purpose, facts) in report.postgres.iter().flat_map(|on| &on.certificates) {
+                let Some((_, node)) = node else { continue };
+                let what = match purpose {
+                    NodePurpose::Server => "postgresql",
+                    NodePurpose::Rest => "rest",
+                };
+                push(what, facts, facts.not_after.checked_sub(node.profile(*purpose).renew_before()).ok());
             }
             let Some(member) = cluster.desired.etcd.member(machine) else { continue };
             for (purpose, facts) in &report.etcd.certificates {

@@ -1,4 +1,4 @@
-//! `raftsman logs`: a machine → the last lines of the log of its etcd, its HAProxy or its agent.
+//! `raftsman logs`: a machine → the last lines of the log of its etcd, its Patroni, its HAProxy or its agent.
 
 use std::sync::Arc;
 
@@ -11,7 +11,8 @@ use crate::observe::{AgentLink, LinkError};
 /// Whose log.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Source {
-    /// What the machine is for: etcd's on a member's, HAProxy's on one that a balancer has to itself.
+    /// What the machine is for: etcd's on a member's, Patroni's on a node's, HAProxy's on one that a balancer has to
+    /// itself.
     Machine,
     /// The agent's.
     Agent,
@@ -32,15 +33,18 @@ pub async fn logs(fleet: &Arc<Fleet>, machine: &str, of: Source, lines: u32) -> 
     let address = cluster.machine_address(machine).ok_or_else(missing)?;
     let mut client = AgentLink::new(fleet, machine, address)?.client().await?;
     let log = match of {
-        Source::Agent => LogOf::Agent,
-        Source::Machine if is_member => LogOf::Etcd,
-        Source::Machine | Source::Balancer => {
-            let request = ProgramLogsRequest { program: Program::Haproxy.into(), lines };
-            return Ok(client.program_logs(request).await.map_err(LinkError::from)?.into_inner().lines);
-        }
+        Source::Agent => Some(LogOf::Agent),
+        Source::Machine if is_member => Some(LogOf::Etcd),
+        Source::Machine | Source::Balancer => None,
     };
-    let reply = client.logs(LogsRequest { log: log.into(), lines }).await.map_err(LinkError::from)?;
-    Ok(reply.into_inner().lines)
+    if let Some(log) = log {
+        let reply = client.logs(LogsRequest { log: log.into(), lines }).await.map_err(LinkError::from)?;
+        return Ok(reply.into_inner().lines);
+    }
+    let is_node = of == Source::Machine && cluster.node(machine).is_some();
+    let program = if is_node { Program::Patroni } else { Program::Haproxy };
+    let request = ProgramLogsRequest { program: program.into(), lines };
+    Ok(client.program_logs(request).await.map_err(LinkError::from)?.into_inner().lines)
 }
 
 /// The index of the first line that is new since the previous read of the log's last lines.

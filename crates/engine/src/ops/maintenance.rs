@@ -48,24 +48,29 @@ pub struct Compacted {
 }
 
 /// Single actions on one cluster.
-struct Single<'a> {
-    observer: Observer,
+pub(super) struct Single<'a> {
+    pub(super) observer: Observer,
     journal: Journal,
     on_event: &'a OnEvent,
 }
 
 impl<'a> Single<'a> {
-    fn new(fleet: &Arc<Fleet>, cluster: StackHandle, lock: &Lock, on_event: &'a OnEvent) -> Result<Self, OpError> {
+    pub(super) fn new(
+        fleet: &Arc<Fleet>,
+        cluster: StackHandle,
+        lock: &Lock,
+        on_event: &'a OnEvent,
+    ) -> Result<Self, OpError> {
         let journal = Journal::new(&fleet.store, &fleet.context, lock);
         Ok(Self { observer: Observer::new(Arc::new(cluster))?, journal, on_event })
     }
 
-    async fn look(&self) -> Result<Observed, OpError> {
+    pub(super) async fn look(&self) -> Result<Observed, OpError> {
         Ok(self.observer.look_and_learn(self.journal.lock()).await?)
     }
 
     /// Executes it, unless the safety check refuses it.
-    async fn act(&self, observed: &Observed, action: Action, reason: Reason) -> Result<(), OpError> {
+    pub(super) async fn act(&self, observed: &Observed, action: Action, reason: Reason) -> Result<(), OpError> {
         let cluster = self.observer.cluster();
         let (desired, name) = (&cluster.desired, &cluster.desired.name);
         let cost = safety::judge(desired, observed, &[&action], &action)

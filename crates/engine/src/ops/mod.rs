@@ -23,6 +23,7 @@ pub mod restore;
 pub mod rotate;
 pub mod state;
 pub mod status;
+pub mod switchover;
 pub mod version;
 pub mod versions;
 
@@ -204,6 +205,48 @@ pub enum OpError {
         /// There are.
         known: Vec<String>,
     },
+    /// The machine is a PostgreSQL node's.
+    #[error("`{name}` is a node of a PostgreSQL cluster, and no member of etcd; members are: {}", known.join(", "))]
+    NodeOfPostgres {
+        /// Asked for.
+        name: String,
+        /// There are.
+        known: Vec<String>,
+    },
+    /// No such PostgreSQL cluster in the file.
+    #[error("the file has no PostgreSQL cluster `{name}`; it has: {}", known.join(", "))]
+    NoSuchPostgres {
+        /// Asked for.
+        name: String,
+        /// There are.
+        known: Vec<String>,
+    },
+    /// The file has none at all.
+    #[error("the file has no PostgreSQL cluster: `raftsman explain postgres` says how one is written")]
+    NoPostgres,
+    /// No such node in the file.
+    #[error("the PostgreSQL cluster `{cluster}` has no node `{name}`; it has: {}", known.join(", "))]
+    NoSuchNode {
+        /// The cluster.
+        cluster: Name,
+        /// Asked for.
+        name: String,
+        /// There are.
+        known: Vec<String>,
+    },
+    /// Patroni did not do what it was asked for.
+    #[error(
+        "{to} is not the primary of `{cluster}`: Patroni has given the switchover from {from} up; its log there says \
+         why: `raftsman logs {from}`"
+    )]
+    GivenUp {
+        /// The cluster.
+        cluster: Name,
+        /// The primary then.
+        from: Name,
+        /// The standby that was to follow it.
+        to: Name,
+    },
     /// No such balancer in the file.
     #[error("the file has no balancer `{name}`; it has: {}", known.join(", "))]
     NoSuchBalancer {
@@ -212,17 +255,6 @@ pub enum OpError {
         /// There are.
         known: Vec<String>,
     },
-    /// The file has no such PostgreSQL cluster.
-    #[error("the file has no PostgreSQL cluster `{name}`; it has: {}", known.join(", "))]
-    NoSuchPostgres {
-        /// What was asked for.
-        name: String,
-        /// Those that it has.
-        known: Vec<String>,
-    },
-    /// None was named, and there is not exactly one.
-    #[error("the file does not have exactly one PostgreSQL cluster: name one of its own ({})", .0.join(", "))]
-    WhichPostgres(Vec<String>),
     /// It has no primary.
     #[error("`{0}` has no primary now: `raftsman status` says why")]
     NoPrimary(Name),
@@ -265,6 +297,9 @@ pub enum OpError {
     /// It must not be done now.
     #[error("not done: {}\n    → {}", .0, .0.next())]
     NotSafe(Waiting),
+    /// It was begun, and how it ended is not known yet.
+    #[error("{}\n    → {}", .0, .0.next())]
+    NotKnown(Waiting),
     /// A majority is needed and there is none.
     #[error(
         "cluster `{0}` has no quorum: bring members back with their disks, `raftsman status` says which are missing; \
@@ -434,16 +469,17 @@ async fn pick_member(fleet: &Arc<Fleet>, cluster: Option<&str>, member: &str) ->
     }
     let clusters = fleet.desired.stacks.iter().filter(|c| cluster.is_none_or(|name| c.name.as_str() == name));
     let members = clusters.flat_map(|c| c.etcd.members.iter().map(move |m| (c, &m.name)));
-    let (cluster, name) = named(members, member).map_err(|error| match error {
-        OpError::NoSuchMachine { name, known } if pick_machine(fleet, member).is_ok() => {
-            OpError::NotAMember { name, known }
-        }
-        other => other,
+    let (cluster, name) = named(members, member).map_err(|error| match (error, pick_machine(fleet, member)) {
+        (OpError::NoSuchMachine { name, known }, Ok((cluster, machine))) => match cluster.node(machine) {
+            Some(_) => OpError::NodeOfPostgres { name, known },
+            None => OpError::NotAMember { name, known },
+        },
+        (other, _) => other,
     })?;
     Ok((StackHandle::open(fleet, cluster).await?, name.clone()))
 }
 
-/// The machine of this name, and the cluster whose member or balancer it is for.
+/// The machine of this name, and the cluster whose member, node or balancer it is for.
 fn pick_machine<'a>(fleet: &'a Fleet, machine: &str) -> Result<(&'a Stack, &'a Name), OpError> {
     let machines = fleet.desired.stacks.iter().flat_map(|c| c.all_machines().map(move |name| (c, name)));
     named(machines, machine)

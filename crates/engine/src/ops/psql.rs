@@ -8,6 +8,7 @@ use raftsman_core::render::patroni::{SUPERUSER, sockets};
 use raftsman_core::spec::Provider;
 
 use super::needs::resolved;
+use super::switchover::pick;
 use super::{OpError, pick_postgres};
 use crate::fleet::Fleet;
 use crate::observe::Observer;
@@ -26,14 +27,9 @@ pub struct Psql {
 
 /// Finds the primary; the only PostgreSQL cluster of the file where none is named.
 pub async fn psql(fleet: &Arc<Fleet>, name: Option<&str>) -> Result<Psql, OpError> {
-    let all = || fleet.desired.stacks.iter().flat_map(|stack| &stack.postgres).map(|cluster| cluster.name.to_string());
-    let name = match (name, all().collect::<Vec<_>>().as_slice()) {
-        (Some(name), _) => name.to_owned(),
-        (None, [only]) => only.clone(),
-        (None, known) => return Err(OpError::WhichPostgres(known.to_vec())),
-    };
-    let missing = || OpError::NoSuchPostgres { name: name.clone(), known: all().collect() };
-    let (stack, cluster) = pick_postgres(fleet, &name).ok_or_else(missing)?;
+    let (name, _) = pick(&fleet.spec, name)?;
+    let missing = || OpError::NoSuchPostgres { name: name.to_string(), known: Vec::new() };
+    let (stack, cluster) = pick_postgres(fleet, name.as_str()).ok_or_else(missing)?;
     if fleet.spec.machines.provider != Provider::Local {
         return Err(OpError::PsqlElsewhere);
     }

@@ -1,6 +1,7 @@
 //! `raftsman status`: the world → the status of every cluster and member.
 
 mod balancer;
+mod postgres;
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -18,6 +19,7 @@ use raftsman_core::spec::{EtcdVersion, Name};
 use serde::Serialize;
 
 pub use balancer::{BackendStatus, BalancerStatus, InstanceStatus};
+pub use postgres::{NodeStatus, PostgresStatus, SwitchoverStatus, postgres};
 
 use super::{OpError, Surroundings, for_each_stack, surroundings};
 use crate::fleet::Fleet;
@@ -66,6 +68,8 @@ pub struct ClusterStatus {
     pub without_address: Vec<Name>,
     /// The balancers in front of it.
     pub balancers: Vec<BalancerStatus>,
+    /// The PostgreSQL clusters that stand on it.
+    pub postgres: Vec<PostgresStatus>,
     /// Steps that `apply` would take, from the first to the last: as many as `plan` shows.
     pub pending: usize,
     /// What is wrong or waited for.
@@ -103,9 +107,9 @@ pub struct WaitingStatus {
 pub struct Expiry {
     /// When.
     pub at: Timestamp,
-    /// What: `peer` or `server`, or an authority's side.
+    /// What: `peer` or `server`, or an authority's side; of PostgreSQL `server` or `rest`, or `postgres` for the authority.
     pub what: &'static str,
-    /// The member that it belongs to, if any.
+    /// The member or node that it belongs to, if any.
     pub member: Option<Name>,
     /// Whether it is due for renewal.
     pub due: bool,
@@ -198,6 +202,7 @@ pub async fn status(fleet: &Arc<Fleet>, only: &[Name]) -> Result<FleetStatus, Op
                 .map(|w| WaitingStatus { message: w.to_string(), next: w.next(), waiting: w })
                 .collect(),
             balancers: balancer::balancers(&cluster.desired, &observed),
+            postgres: postgres(&cluster.desired, &observed, now),
             without_address: cluster.desired.unplaced_machines().map(|machine| machine.name.clone()).collect(),
             cluster: cluster.desired.name.clone(),
             members,
