@@ -521,6 +521,12 @@ fn without_ids(mut action: Value) -> Value {
         action.remove("cluster");
         // A new member's id depends on when it was added.
         action.remove("member");
+        // What Patroni is told of etcd, and whose data it starts on.
+        action.remove("hosts");
+        action.remove("trust");
+        if let Some(data) = action.get_mut("data").and_then(Value::as_object_mut) {
+            data.values_mut().for_each(|system| *system = Value::Null);
+        }
     }
     action
 }

@@ -131,8 +131,11 @@ impl Draft<'_> {
         self.lost.push((name.clone(), waiting));
     }
 
+    /// What several passes wait for is said once.
     fn wait(&mut self, waiting: Waiting) {
-        self.waiting.push(waiting);
+        if !self.waiting.contains(&waiting) {
+            self.waiting.push(waiting);
+        }
     }
 
     fn has_step_for(&self, machine: &Name) -> bool {

@@ -12,8 +12,8 @@ use super::etcd::CRASHES;
 use super::report::{Because, Report};
 use super::safety::{Case, Refusal, interlock};
 use super::situation::postgres::{
-    accepted_everywhere, furthest, has_user, is_certified, is_rolled_back, machines as machines_of, node, stands,
-    strong, system,
+    accepted_everywhere, furthest, has_user, is_certified, is_rolled_back, knows_the_settings, machines as machines_of,
+    node, stands, strong, system,
 };
 use super::{Draft, PostgresWaiting, Reason, Step, Waiting, agents, machines, members};
 use crate::action::{PgStart, PostgresAction};
@@ -392,6 +392,9 @@ pub(super) fn settle(draft: &mut Draft<'_>) -> Report {
             draft.wait(PostgresWaiting::SwitchoverUndetermined { cluster: name, from, to }.into());
         } else if let Err(why) = seen.settled(cluster.synchronous_standbys()) {
             draft.wait(PostgresWaiting::PostgresUnsettled { cluster: cluster.name.clone(), why }.into());
+        } else if let Err(waiting) = knows_the_settings(cluster, observed, &seen) {
+            // What waits for a restart is not known yet.
+            draft.wait(waiting.into());
         }
     }
     Report::Looked

@@ -10,7 +10,7 @@ use super::push;
 use crate::action::PostgresAction;
 use crate::desired::{Node, PARAMETERS, Postgres};
 use crate::observed::{NodeFacts, NodeRole, PostgresView};
-use crate::plan::situation::postgres::{ORDERED, lowered_before_primary, node, ordered_parameter};
+use crate::plan::situation::postgres::{ORDERED, knows_the_settings, lowered_before_primary, node, ordered_parameter};
 use crate::spec::Name;
 
 /// Patroni's settings in JSON, each by its path.
@@ -41,6 +41,10 @@ pub(in crate::plan) fn set(draft: &mut Draft<'_>) -> Report {
         let Some(seen) = PostgresView::seen(cluster, observed) else { continue };
         let Some(settings) = seen.keys().settings.as_deref() else { continue };
         if seen.settled(cluster.synchronous_standbys()).is_err() || pending(cluster, &seen).next().is_some() {
+            continue;
+        }
+        // It is waited for at the end of the plan.
+        if knows_the_settings(cluster, observed, &seen).is_err() {
             continue;
         }
         let has = flat(settings);

@@ -12,7 +12,8 @@ use crate::observed::{NodeRole, PgData, PostgresOnMachine, PostgresView, Service
 use crate::plan::situation::is_open;
 use crate::plan::situation::postgres::{
     RESTART_PAUSE_MS, SWITCHOVER_PAUSE_MS, accepted_everywhere, furthest, has_user, is_certified, is_rolled_back,
-    login, lowered_before_primary, machines, node, ordered_parameter, patroni_name, seen, seen_since, stands, system,
+    knows_the_settings, login, lowered_before_primary, machines, node, ordered_parameter, patroni_name, seen, stands,
+    system,
 };
 use crate::plan::{CopiesLeft, Pause, PostgresWaiting};
 use crate::spec::Name;
@@ -112,14 +113,6 @@ fn settled<'a>(case: &Case<'a>, cluster: &'a Postgres, beside: Option<&str>) -> 
     let unsettled = |why| PostgresWaiting::PostgresUnsettled { cluster: cluster.name.clone(), why };
     seen.settled_beside(wanted, beside).map_err(unsettled)?;
     Ok(seen)
-}
-
-/// Every node has read the settings since they were last changed: what waits for a restart is known of all of them.
-fn knows_the_settings(case: &Case<'_>, cluster: &Postgres, seen: &PostgresView<'_>) -> Result<(), Refusal> {
-    match case.observed.ledger.of_postgres(&cluster.name).settings_set {
-        Some(since) => Ok(seen_since(cluster, seen, since)?),
-        None => Ok(()),
-    }
 }
 
 /// What it costs to have this node away for a while.
@@ -235,7 +228,7 @@ fn restart(case: &Case<'_>, machine: &Name, role: NodeRole) -> Result<Cost, Refu
     // A standby that receives nothing takes nothing away.
     let idle = facts.role == NodeRole::Replica && !facts.streaming;
     settled(case, cluster, Some(name).filter(|_| idle))?;
-    knows_the_settings(case, cluster, &seen)?;
+    knows_the_settings(cluster, case.observed, &seen)?;
     if facts.role != role {
         return Err(otherwise("the node is another than it was"));
     }
@@ -291,7 +284,7 @@ fn switchover(case: &Case<'_>, cluster: &Name, from: &Name, to: &Name) -> Result
         return Err(PostgresWaiting::SwitchoverUndetermined { cluster: cluster.name.clone(), from, to }.into());
     }
     let seen = settled(case, cluster, None)?;
-    knows_the_settings(case, cluster, &seen)?;
+    knows_the_settings(cluster, case.observed, &seen)?;
     if seen.primary() != Some(patroni_name(cluster, from)) {
         return Err(Refusal::Otherwise(format!("{from} is not the primary")));
     }

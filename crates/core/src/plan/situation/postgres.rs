@@ -2,7 +2,7 @@
 
 use std::collections::BTreeSet;
 
-use jiff::Timestamp;
+use jiff::{SignedDuration, Timestamp};
 
 use crate::desired::{ClientAccess, Node, Postgres, Stack, UserSlot};
 use crate::observed::{
@@ -108,6 +108,18 @@ pub(in crate::plan) fn seen_since(
     let machine = cluster.node_in_patroni(late).map(|node| node.name.clone()).or_else(|| Name::parse(late).ok());
     let machine = machine.unwrap_or_else(|| cluster.name.clone());
     Err(PostgresWaiting::NotSeenSince { machine, since })
+}
+
+/// Whether every node has taken up Patroni's settings since raftsman last changed them: only then is it known what waits for
+/// a restart. Patroni takes them up at the end of the round that reads them, so that another round has to have begun.
+pub(in crate::plan) fn knows_the_settings(
+    cluster: &Postgres,
+    observed: &Observed,
+    seen: &PostgresView<'_>,
+) -> Result<(), PostgresWaiting> {
+    let Some(set) = observed.ledger.of_postgres(&cluster.name).settings_set else { return Ok(()) };
+    let round = SignedDuration::from_secs(i64::from(cluster.section.patroni.loop_wait));
+    seen_since(cluster, seen, set.checked_add(round).unwrap_or(set))
 }
 
 /// Whether a node has every certificate that it needs, and other nodes accept them.
