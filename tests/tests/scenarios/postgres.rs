@@ -141,6 +141,10 @@ fn nothing_is_restarted_before_every_node_has_read_the_settings() {
     let since = scene.world.ledger.of_postgres(&pg()).settings_set.expect("it is remembered");
     // Patroni takes them up at the end of a round: the one after it, `loop_wait` later, shows that it has.
     let since = since + jiff::SignedDuration::from_secs(10);
+    for _ in 0..2 {
+        scene.world.pass_time();
+        scene.world.remember(&scene.desired);
+    }
     let held = describe(&scene.plan());
     assert!(
         held.contains(&format!("pg-3: Patroni has not been seen at etcd since the last step, at {since}")),
