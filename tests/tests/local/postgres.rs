@@ -1,6 +1,7 @@
 //! A file with a PostgreSQL cluster → a stack on this computer: brought up, used by clients, changed, and gone again.
 
 use std::net::IpAddr;
+use std::process::Command;
 
 use raftsman_tests::lab::{Lab, Output, etcd_dir, eventually, kill};
 use raftsman_tests::postgres::bare::postgres_dir;
@@ -79,6 +80,8 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     let clients = clients(&lab);
     let (watch, ledger) = (Watch::start(&clients), Ledger::start(&clients, 2));
 
+    only_the_role_gets_in(&lab);
+
     // Beneath: every member restarts. Above: nodes restart for a parameter, raised and lowered.
     lab.write_file(
         &lab.file().replace("    auth: { mode: password }\n", "    auth: { mode: password }\n    quota: 3GiB\n"),
@@ -119,6 +122,27 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     assert_eq!(seen.two_primaries, [], "two nodes took writes at once");
     lab.run(&["destroy", "--yes"]).ok();
     assert_eq!(lab.processes(), []);
+}
+
+/// From outside a node's machine: the role by its password and over TLS, to its database; nothing else.
+#[track_caller]
+fn only_the_role_gets_in(lab: &Lab) {
+    let env = lab.run(&["env", "app", "--json"]).ok().json();
+    let (host, ca) = (env["hosts"][0].as_str().expect("a host"), env["ca"].as_str().expect("a CA"));
+    for (login, answer) in [
+        (format!("user=shop dbname=shop password=shop-secret sslmode=verify-full sslrootcert={ca}"), "1"),
+        ("user=shop dbname=shop password=shop-secret sslmode=disable".to_owned(), "pg_hba.conf rejects"),
+        ("user=shop dbname=shop password=wrong sslmode=require".to_owned(), "password authentication failed"),
+        ("user=shop dbname=postgres password=shop-secret sslmode=require".to_owned(), "pg_hba.conf rejects"),
+        ("user=postgres dbname=postgres password=shop-secret sslmode=require".to_owned(), "pg_hba.conf rejects"),
+        ("user=replicator dbname=postgres password=shop-secret sslmode=require".to_owned(), "pg_hba.conf rejects"),
+    ] {
+        let mut psql = Command::new(postgres_dir().join("bin/psql"));
+        let asked = psql.args(["-X", "-At", "-c", "select 1", "-d", &format!("host={host} {login}")]).output();
+        let asked = asked.expect("psql runs");
+        let said = String::from_utf8_lossy(&[asked.stdout, asked.stderr].concat()).into_owned();
+        assert!(said.contains(answer) && asked.status.success() == (answer == "1"), "{login}: {said}");
+    }
 }
 
 /// The machine of the node that takes writes.
