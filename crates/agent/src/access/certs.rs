@@ -190,10 +190,9 @@ impl Store {
     /// The certificate in use, for the report. `more_pem` holds further CA certificates to search the issuer in.
     pub fn describe(&self, purpose: v1::Purpose, more_pem: &str) -> Result<Option<v1::Certificate>, CertsError> {
         let Some(dir) = self.resolved()? else { return Ok(None) };
-        let chain_pem = files::read(&dir.join("tls.crt"))?.unwrap_or_default();
         let trust_pem = files::read(&dir.join("ca.crt"))?;
         let stored = |source| CertsError::Stored { dir: dir.clone(), source };
-        let chain = tls::certificates(&chain_pem, "certificate chain").map_err(stored)?;
+        let chain = chain(&dir)?;
         let mut issuers: Vec<_> = chain[1..].to_vec();
         for pem in [trust_pem.as_deref().unwrap_or_default(), more_pem] {
             if !pem.is_empty() {
@@ -217,10 +216,7 @@ impl Store {
     /// The fingerprint of the certificate in use; `None` when nothing was stored yet.
     pub fn fingerprint(&self) -> Result<Option<String>, CertsError> {
         let Some(dir) = self.resolved()? else { return Ok(None) };
-        let chain_pem = files::read(&dir.join("tls.crt"))?.unwrap_or_default();
-        let stored = |source| CertsError::Stored { dir: dir.clone(), source };
-        let chain = tls::certificates(&chain_pem, "certificate chain").map_err(stored)?;
-        Ok(chain.first().map(|leaf| hex::sha256(leaf)))
+        Ok(chain(&dir)?.first().map(|leaf| hex::sha256(leaf)))
     }
 
     fn holds(&self, chain_pem: &str, trust_pem: Option<&str>) -> Result<bool, CertsError> {
@@ -274,6 +270,13 @@ fn read_identity(dir: PathBuf) -> Result<Identity, CertsError> {
     let chain = files::read(&dir.join("tls.crt"))?.unwrap_or_default();
     let key = files::read(&dir.join("tls.key"))?.unwrap_or_default();
     Identity::from_pem(&chain, &key).map_err(|source| CertsError::Stored { dir, source })
+}
+
+/// The certificates of a complete generation, the leaf first.
+fn chain(dir: &Path) -> Result<Vec<CertificateDer<'static>>, CertsError> {
+    let pem = files::read(&dir.join("tls.crt"))?.unwrap_or_default();
+    let stored = |source| CertsError::Stored { dir: dir.to_owned(), source };
+    tls::certificates(&pem, "certificate chain").map_err(stored)
 }
 
 fn check_trust(pem: &str) -> Result<(), CertsError> {
