@@ -158,33 +158,61 @@ fn once_more(lab: &Lab, members: usize, seen: &[Option<String>], acknowledged: &
 /// When it is killed.
 #[derive(Debug, Clone)]
 enum Moment {
-    /// After this time.
-    After(Duration),
+    /// So long after the journal has so many lines. A time from the start would come early on a busy machine, where all
+    /// takes longer than in the bring-up that was timed.
+    Lines(usize, Duration),
     /// As soon as this is in the state.
     Appears(&'static str),
+}
+
+/// Where the journal of a lab is.
+const JOURNAL: &str = ".raftsman/journal.jsonl";
+
+/// Moments spread evenly over a bring-up that was timed: behind so many lines of the journal, and so long after.
+fn spread(lines: &[Duration], total: Duration, moments: u32) -> Vec<Moment> {
+    let moment = |i| {
+        let at = total * i / moments;
+        let before = lines.partition_point(|line| *line <= at);
+        Moment::Lines(before, at.saturating_sub(before.checked_sub(1).map_or(Duration::ZERO, |last| lines[last])))
+    };
+    (0..moments).map(moment).collect()
+}
+
+/// How long after this moment each line of the journal was written.
+fn journal_times(lab: &Lab, since: jiff::Timestamp) -> Vec<Duration> {
+    let text = std::fs::read_to_string(lab.path().join(JOURNAL)).expect("a journal");
+    let at = |line: &str| {
+        let entry: Value = serde_json::from_str(line).expect("JSON");
+        let at: jiff::Timestamp = entry["at"].as_str().expect("a time").parse().expect("a time");
+        Duration::try_from(at.duration_since(since)).unwrap_or_default()
+    };
+    text.lines().map(at).collect()
 }
 
 impl Moment {
     /// False when it never comes: the apply was done before.
     fn wait(&self, lab: &Lab, apply: &mut Child) -> bool {
-        match self {
-            Self::After(time) => {
-                std::thread::sleep(*time);
-                true
+        let (path, after, pause) = match self {
+            // The whole journal is read each time.
+            Self::Lines(_, after) => (lab.path().join(JOURNAL), *after, Duration::from_millis(1)),
+            Self::Appears(path) => (lab.path().join(path), Duration::ZERO, Duration::from_micros(100)),
+        };
+        let came = || match self {
+            Self::Lines(lines, _) => {
+                let written = std::fs::read(&path).map_or(0, |text| memchr::memchr_iter(b'\n', &text).count());
+                written >= *lines
             }
-            Self::Appears(path) => {
-                let path = lab.path().join(path);
-                loop {
-                    if path.symlink_metadata().is_ok() {
-                        return true;
-                    }
-                    if apply.try_wait().expect("ours").is_some() {
-                        return false;
-                    }
-                    std::thread::sleep(Duration::from_micros(100));
-                }
+            Self::Appears(_) => path.symlink_metadata().is_ok(),
+        };
+        while !came() {
+            if apply.try_wait().expect("ours").is_some() {
+                return false;
             }
+            std::thread::sleep(pause);
         }
+        std::thread::sleep(after);
+        // What appears is never late: a bring-up may end with it.
+        matches!(self, Self::Appears(_)) || apply.try_wait().expect("ours").is_none()
     }
 }
 
@@ -223,18 +251,18 @@ const APPEARANCES: [&str; 27] = [
 fn apply_killed_at_moments_spread_over_a_bring_up() {
     let moments: u32 = if soak() { 200 } else { 12 };
     let clean = Lab::cluster(5, "3.6.15", &[]);
-    let begun = Instant::now();
+    let (begun, since) = (Instant::now(), jiff::Timestamp::now());
     clean.run(&APPLY).ok();
     let duration = begun.elapsed();
+    let moments = spread(&journal_times(&clean, since), duration, moments);
     whole(&clean, 5);
     drop(clean);
     println!("one clean bring-up takes {duration:?}");
-    let moments: Vec<Moment> = (0..moments).map(|i| Moment::After(duration * i / moments)).collect();
-    let (formed, wrote) = (AtomicUsize::new(0), AtomicUsize::new(0));
+    let (late, formed, wrote) = (AtomicUsize::new(0), AtomicUsize::new(0), AtomicUsize::new(0));
     for_all(&moments, |i, moment| {
         let lab = Lab::cluster(5, "3.6.15", &[]);
         let mut apply = start(&lab, &APPLY);
-        moment.wait(&lab, &mut apply);
+        late.fetch_add(usize::from(!moment.wait(&lab, &mut apply)), Ordering::Relaxed);
         end(apply);
         let mut acknowledged = Acknowledged::default();
         let recorded = id_before(&lab);
@@ -250,7 +278,10 @@ fn apply_killed_at_moments_spread_over_a_bring_up() {
         once_more(&lab, 5, &[recorded, output], &acknowledged);
         lab.destroy();
     });
-    println!("{} kills; {formed:?} when it had formed; {wrote:?} with a write before", moments.len());
+    println!("{} kills; {formed:?} when it had formed; {wrote:?} with a write before; {late:?} late", moments.len());
+    let (late, formed) = (late.into_inner(), formed.into_inner());
+    assert!(late * 4 <= moments.len(), "{late} of {} came when apply had ended", moments.len());
+    assert!(formed * 10 >= moments.len(), "{formed} of {} came when the cluster had formed", moments.len());
 }
 
 /// What the set-up of a balancer makes, in this order.
