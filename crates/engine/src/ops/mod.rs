@@ -261,7 +261,7 @@ pub enum OpError {
     /// The superuser logs in on the machine itself.
     #[error(
         "the superuser logs in on a node's own machine only, and the machines of this file are not on this computer: run \
-         `psql` there"
+         `sudo psql -h /run/raftsman-postgres -U postgres` on the primary's, which `raftsman status` names"
     )]
     PsqlElsewhere,
     /// The file has none at all.
@@ -297,7 +297,7 @@ pub enum OpError {
     /// It must not be done now.
     #[error("not done: {}\n    → {}", .0, .0.next())]
     NotSafe(Waiting),
-    /// It was begun, and how it ended is not known yet.
+    /// It was begun, and is not at its end yet, or that is not known.
     #[error("{}\n    → {}", .0, .0.next())]
     NotKnown(Waiting),
     /// A majority is needed and there is none.

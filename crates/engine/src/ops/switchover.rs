@@ -56,7 +56,8 @@ pub struct Patience<'a> {
 }
 
 /// The whole of `raftsman switchover`: takes the lock, observes, chooses a standby where none is named, asks, has the
-/// primary hand over, and waits until the standby is seen to be the primary.
+/// primary hand over, and waits until the standby is seen to be the primary and to have a synchronous standby of its own:
+/// until then Patroni would not let any node take its place.
 pub async fn run(
     spec: Spec,
     context: &Context,
@@ -98,17 +99,19 @@ pub async fn run(
     let begun = Instant::now();
     loop {
         let observed = single.look().await?;
-        if leads(wanted, &observed, &foreseen.to) {
-            return Ok(Switched::Done(foreseen));
-        }
-        match undetermined(wanted, &observed) {
+        let waiting = match (leads(wanted, &observed, &foreseen.to), undetermined(wanted, &observed)) {
+            (true, _) => match without_standby(wanted, &observed) {
+                Some(waiting) => waiting,
+                None => return Ok(Switched::Done(foreseen)),
+            },
+            (false, Some(waiting)) => waiting,
             // The ledger forgets it once Patroni has completed it or given it up.
-            None => return Err(OpError::GivenUp { cluster: name, to: foreseen.to, from: foreseen.from }),
-            Some(waiting) if begun.elapsed() >= patience.limit || patience.interrupt.asked() => {
-                return Err(OpError::NotKnown(waiting));
-            }
-            Some(_) => tokio::time::sleep(LOOK_AGAIN).await,
+            (false, None) => return Err(OpError::GivenUp { cluster: name, to: foreseen.to, from: foreseen.from }),
+        };
+        if begun.elapsed() >= patience.limit || patience.interrupt.asked() {
+            return Err(OpError::NotKnown(waiting));
         }
+        tokio::time::sleep(LOOK_AGAIN).await;
     }
 }
 
@@ -177,6 +180,17 @@ fn leads(cluster: &Postgres, observed: &Observed, node: &Name) -> bool {
     let seen = PostgresView::seen(cluster, observed);
     let primary = seen.as_ref().and_then(|seen| seen.primary());
     cluster.node(node).is_some_and(|node| primary == Some(node.patroni_name.as_str()))
+}
+
+/// That the primary has no synchronous standby where it should have one.
+fn without_standby(cluster: &Postgres, observed: &Observed) -> Option<Waiting> {
+    let seen = PostgresView::seen(cluster, observed)?;
+    let wanted = cluster.synchronous_standbys();
+    if wanted == 0 || !seen.synchronous().is_empty() {
+        return None;
+    }
+    let why = seen.settled(wanted).err()?;
+    Some(PostgresWaiting::PostgresUnsettled { cluster: cluster.name.clone(), why }.into())
 }
 
 /// A switchover that was asked for and whose end was not seen.
