@@ -33,6 +33,7 @@ lab *versions="3.4.45 3.5.34 3.6.14 3.6.15 3.7.2":
 # The file system of real machines for the tests, and what runs them: needs root, once some minutes
 lab-machines:
     ./tools/lab-machine "$RAFTSMAN_LAB/machines"
+    ./tools/lab-machine-postgres "$RAFTSMAN_LAB/machines"
 
 # Virtual machines for the tests: libvirt, QEMU and a disk to boot from; needs root, once a minute
 lab-vms: lab-machines

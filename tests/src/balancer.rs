@@ -8,7 +8,7 @@ use std::process::{Child, Command, Stdio};
 
 use raftsman_core::desired::{CLIENT_PORT, HEALTH_PORT};
 use raftsman_core::observed::{BalancerFacts, ServerState};
-use raftsman_core::render::haproxy::{self, BACKEND, Backend, FALLBACK};
+use raftsman_core::render::haproxy::{self, BACKEND, Backend, FALLBACK, Servers};
 use raftsman_core::spec::Name;
 use rustix::process::Signal;
 
@@ -81,7 +81,7 @@ impl Balancer {
             address: Some(address),
             virtual_address: None,
             port: CLIENT_PORT,
-            backends: &backends,
+            servers: Servers::Members(&backends),
             max_connections: 1000,
             connect_ms: 1000,
             idle_ms: 86_400_000,

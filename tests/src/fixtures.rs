@@ -39,12 +39,22 @@ pub fn standing(further: &[&str], postgres: &[&str]) -> Stack {
     standing_on("3", further, postgres)
 }
 
+/// The same behind the balancer `db`, which is given this.
+pub fn standing_behind(postgres: &[&str], front: &str) -> Stack {
+    standing_as("3", &[], postgres, &format!("balancers:\n  db: {{ postgres: pg, {front} }}\n"))
+}
+
 /// The same on these members of etcd.
 pub fn standing_on(members: &str, further: &[&str], postgres: &[&str]) -> Stack {
+    standing_as(members, further, postgres, "")
+}
+
+fn standing_as(members: &str, further: &[&str], postgres: &[&str], rest: &str) -> Stack {
     let mut text = format!("fleet: lab\netcd:\n  main:\n    members: {members}\n    auth: {{ mode: password }}\n");
     further.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
     text.push_str("postgres:\n  pg:\n    etcd: main\n");
     postgres.iter().for_each(|line| text.push_str(&format!("    {line}\n")));
+    text.push_str(rest);
     let reading = spec::read(&text);
     let rendered = reading.render("raftsman.yaml", &text, false);
     let spec = reading.later.or(reading.spec).unwrap_or_else(|| panic!("the fixture is wrong:\n{rendered}"));

@@ -63,6 +63,8 @@ pub fn with_libraries(program: &str) -> Vec<String> {
 }
 
 struct Host {
+    /// What its disk lies above: the machine, and PostgreSQL's layer where it has that.
+    below: Vec<PathBuf>,
     /// Runs as long as the host has power.
     power: Option<Child>,
     cut: bool,
@@ -72,7 +74,6 @@ struct Host {
 pub struct Hosts {
     hosts: Vec<Host>,
     space: Space,
-    base: PathBuf,
     dir: tempfile::TempDir,
 }
 
@@ -80,13 +81,20 @@ impl Hosts {
     /// Hosts 0 to n - 1, with sshd ready. The test's thread, and the threads and programs that it starts from now on, are
     /// in their network: a runtime must not exist yet. Needs root.
     pub fn up(n: usize) -> Self {
-        let base = machines_dir().join("machine");
+        Self::with_postgres(n, 0)
+    }
+
+    /// The same, where the last ones have Debian's package of PostgreSQL.
+    pub fn with_postgres(n: usize, nodes: usize) -> Self {
+        let (machine, postgres) = (machines_dir().join("machine"), machines_dir().join("postgres"));
+        assert!(nodes == 0 || postgres.exists(), "no PostgreSQL for machines: run `just lab-machines` as root first");
+        let below = |i| if i + nodes < n { vec![machine.clone()] } else { vec![postgres.clone(), machine.clone()] };
         let dir = tempfile::Builder::new().prefix("raftsman-hosts-").tempdir().expect("a directory");
         let space = Space::enter(
             "ip link add bridge type bridge\nip address add 10.77.0.1/24 dev bridge\nip link set bridge up\n",
         );
-        let hosts = (0..n).map(|_| Host { power: None, cut: false }).collect();
-        let mut hosts = Self { hosts, space, base, dir };
+        let hosts = (0..n).map(|i| Host { below: below(i), power: None, cut: false }).collect();
+        let mut hosts = Self { hosts, space, dir };
         keygen(&hosts.dir.path().join("key"));
         for i in 0..n {
             let (host, address) = (name(i), address(i));
@@ -285,7 +293,7 @@ impl Hosts {
         add("user", &self.console(i, "cat /etc/passwd").ok().stdout);
         add("group", &self.console(i, "cat /etc/group").ok().stdout);
         add("port", &self.console(i, "ss -Hltun | awk '{ print $1, $5 }'").ok().stdout);
-        walk(&Tree { merged: self.disk(i, "/"), base: self.base.clone() }, Path::new(""), &mut lines);
+        walk(&Tree { merged: self.disk(i, "/"), below: &self.hosts[i].below }, Path::new(""), &mut lines);
         Manifest(lines)
     }
 
@@ -318,7 +326,7 @@ impl Hosts {
         for part in ["own", "work", "root"] {
             std::fs::create_dir_all(self.at(i, part)).expect("a directory");
         }
-        let disk = Disk { base: &self.base, own: &self.at(i, "own") };
+        let disk = Disk { below: &self.hosts[i].below, own: &self.at(i, "own") };
         let id = std::fs::read_to_string("/proc/sys/kernel/random/uuid").expect("a random number");
         disk.write("etc/machine-id", 0o444, &id.replace('-', ""));
         disk.write("etc/hostname", 0o644, &format!("{}\n", name(i)));
@@ -343,9 +351,10 @@ impl Hosts {
             }
             mode(&disk.own.join(&home).join(".ssh"), 0o700);
         }
+        let below: Vec<String> = self.hosts[i].below.iter().map(|layer| layer.display().to_string()).collect();
         self.space.run(&format!(
             "mount -t overlay overlay -o lowerdir={},upperdir={},workdir={} {}",
-            self.base.display(),
+            below.join(":"),
             self.at(i, "own").display(),
             self.at(i, "work").display(),
             self.at(i, "root").display(),
@@ -424,8 +433,13 @@ fn mode(path: &Path, mode: u32) {
 
 /// A host's layer, before it is a disk.
 struct Disk<'a> {
-    base: &'a Path,
+    below: &'a [PathBuf],
     own: &'a Path,
+}
+
+/// The topmost of these layers that has this path.
+fn found(layers: &[PathBuf], path: &Path) -> Option<PathBuf> {
+    layers.iter().map(|layer| layer.join(path)).find(|found| found.symlink_metadata().is_ok())
 }
 
 impl Disk<'_> {
@@ -440,7 +454,7 @@ impl Disk<'_> {
     }
 
     fn like_below(&self, path: &Path) {
-        if let Ok(below) = std::fs::symlink_metadata(self.base.join(path)) {
+        if let Some(below) = found(self.below, path).and_then(|below| std::fs::symlink_metadata(below).ok()) {
             lchown(self.own.join(path), Some(below.uid()), Some(below.gid())).expect("an owner");
             mode(&self.own.join(path), below.mode() & 0o7777);
         }
@@ -453,7 +467,8 @@ impl Disk<'_> {
     }
 
     fn extend(&self, path: &str, line: &str) {
-        let below = std::fs::read_to_string(self.base.join(path)).expect("a file of the machine");
+        let below = found(self.below, Path::new(path)).and_then(|below| std::fs::read_to_string(below).ok());
+        let below = below.expect("a file of the machine");
         self.write(path, 0o600, &(below + line));
         self.like_below(Path::new(path));
     }
@@ -464,13 +479,13 @@ impl Disk<'_> {
     }
 }
 
-struct Tree {
+struct Tree<'a> {
     merged: PathBuf,
-    base: PathBuf,
+    below: &'a [PathBuf],
 }
 
 /// Lists a directory of a disk. Most files are the machine's, of the same size and time: those are not read.
-fn walk(tree: &Tree, dir: &Path, lines: &mut BTreeSet<String>) {
+fn walk(tree: &Tree<'_>, dir: &Path, lines: &mut BTreeSet<String>) {
     for entry in std::fs::read_dir(tree.merged.join(dir)).into_iter().flatten().flatten() {
         let path = dir.join(entry.file_name());
         if NOISE.iter().any(|noise| path == Path::new(noise)) {
@@ -491,15 +506,16 @@ fn walk(tree: &Tree, dir: &Path, lines: &mut BTreeSet<String>) {
     }
 }
 
-fn content(tree: &Tree, path: &Path, meta: &std::fs::Metadata) -> String {
-    let base = std::fs::symlink_metadata(tree.base.join(path)).ok().filter(std::fs::Metadata::is_file);
+fn content(tree: &Tree<'_>, path: &Path, meta: &std::fs::Metadata) -> String {
+    let below = found(tree.below, path).unwrap_or_default();
+    let base = std::fs::symlink_metadata(&below).ok().filter(std::fs::Metadata::is_file);
     let base = base.filter(|base| base.len() == meta.len());
     let time = |meta: &std::fs::Metadata| (meta.mtime(), meta.mtime_nsec());
     if base.as_ref().is_some_and(|base| time(base) == time(meta)) {
         return "the machine's".to_owned();
     }
     let own = std::fs::read(tree.merged.join(path)).unwrap_or_default();
-    if base.is_some_and(|_| std::fs::read(tree.base.join(path)).is_ok_and(|base| base == own)) {
+    if base.is_some_and(|_| std::fs::read(&below).is_ok_and(|base| base == own)) {
         return "the machine's".to_owned();
     }
     let mut hasher = DefaultHasher::new();

@@ -7,6 +7,7 @@ use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 
+use crate::hosts::with_libraries;
 use crate::lab::{Output, machines_dir, text};
 use crate::space::Space;
 
@@ -27,7 +28,6 @@ impl Incus {
     /// Starts a server of its own. The test's thread, and the threads and programs that it starts from now on, are in its
     /// network: a runtime must not exist yet. Needs root.
     pub fn up() -> Self {
-        let machines = machines_dir();
         let dir = tempfile::Builder::new().prefix("raftsman-incus-").tempdir().expect("a directory");
         let at = dir.path().display();
         // Machines' disks are in memory: quick, and gone with the space. The name server of this computer is not theirs.
@@ -57,10 +57,31 @@ impl Incus {
         ] {
             incus.query(method, path, Some(&body)).unwrap_or_else(|e| panic!("{method} {path}: {e}"));
         }
-        let mut import = incus.client(&["image", "import"]);
-        import.arg(machines.join("machine.meta.tar")).arg(machines.join("machine.squashfs"));
-        text(import.args(["--alias", IMAGE, "--quiet"]).output().expect("incus runs")).ok();
+        incus.import(IMAGE, "machine.squashfs");
         incus
+    }
+
+    /// Adds an image with this name: a file system that `just lab-machines` made.
+    pub fn import(&self, alias: &str, squashfs: &str) {
+        let machines = machines_dir();
+        let mut import = self.client(&["image", "import"]);
+        import.arg(machines.join("machine.meta.tar")).arg(machines.join(squashfs));
+        text(import.args(["--alias", alias, "--quiet"]).output().expect("incus runs")).ok();
+    }
+
+    /// Puts a program of this computer onto a machine, with the libraries that it needs and the machine does not have, in
+    /// place of `apt-get install`: no mirror of packages is reached from there.
+    pub fn install(&self, machine: &str, program: &str) {
+        for path in with_libraries(program) {
+            if self.exec(machine, &format!("test -e {path}")).code == 0 {
+                continue;
+            }
+            let to = format!("{}{path}", self.called(machine));
+            let mut push =
+                self.client(&["file", "push", "--quiet", "--create-dirs", "--uid=0", "--gid=0", "--mode=0755"]);
+            let file = std::fs::canonicalize(&path).expect("a file of this computer");
+            text(push.arg(file).arg(to).output().expect("incus runs")).ok();
+        }
     }
 
     /// From now on the server listens on its bridge, too: the address and the certificate that it shows, which

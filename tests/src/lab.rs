@@ -518,6 +518,8 @@ fn by_machine<'a>(waves: impl Iterator<Item = &'a Value>) -> BTreeMap<String, Ve
 fn without_ids(mut action: Value) -> Value {
     if let Some(action) = action.as_object_mut() {
         action.remove("digest");
+        // A certificate that is still to be signed.
+        action.remove("certificate");
         action.remove("cluster");
         // A new member's id depends on when it was added.
         action.remove("member");

@@ -70,7 +70,7 @@ pub fn report(agent: &Agent, into_data: bool) -> Result<v1::ReportReply, ReportE
         access_digest: agent.claim.access_digest().unwrap_or_default(),
         agent_program: Some(agent.upgrade.report(&agent.root)),
         programs,
-        balancer: balances.then(|| balancer::report(&agent.root)),
+        balancer: balancer::report(&agent.root, balances)?,
         postgres,
     })
 }

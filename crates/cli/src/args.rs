@@ -557,7 +557,7 @@ pub(crate) struct Env {
     /// Which cluster, of etcd or of PostgreSQL; may be left out when there is only one of etcd.
     #[arg(value_name = "CLUSTER")]
     pub(crate) cluster: Option<String>,
-    /// Reach the members through this balancer of the file.
+    /// Connect through this balancer of the file: to the members, or to the primary.
     #[arg(long, value_name = "BALANCER")]
     pub(crate) via: Option<String>,
     /// Print JSON.

@@ -217,6 +217,7 @@ impl Sample {
             settings: &self.settings,
             nodes: &self.nodes,
             access: &self.access,
+            balancers: &BTreeSet::new(),
             programs,
             slot_wal_mib: 4096,
             watchdog: &self.watchdog,

@@ -578,6 +578,9 @@ cases! {
     balancer_names: balancers(
         "front:\n  etcd: main\n  instances: members\n  port: 12379\n  names: [https://etcd.example.com, 10.0.0.5, a.example.com, a.example.com]"
     );
+    balancer_behind: whole("fleet: shop\netcd: { main: { members: 3, auth: { mode: password } } }\npostgres:\n  app: { etcd: main, nodes: 3 }\nbalancers:\n  none: { instances: 2 }\n  both: { etcd: main, postgres: app, instances: 2 }\n  typo: { postgres: ap, instances: 2 }\n  beside: { postgres: app, instances: members }\n  front: { etcd: main, instances: 2, replicas_port: 5433 }\n");
+    balancer_replicas_ports: whole("fleet: shop\netcd: { main: { members: 3, auth: { mode: password } } }\npostgres:\n  app: { etcd: main, nodes: 3 }\nbalancers:\n  low: { postgres: app, instances: 2, replicas_port: 433 }\n  agents: { postgres: app, instances: 2, replicas_port: 2378 }\n  same: { postgres: app, instances: 2, port: 6432, replicas_port: 6432 }\n");
+    balancer_access: whole("fleet: shop\netcd: { main: { members: 3, auth: { mode: password } } }\npostgres:\n  app:\n    etcd: main\n    nodes: 3\n    access:\n      - { databases: [shop], users: [shop], from: [10.0.0.0/8] }\n      - { databases: [all], users: [admin], from: [10.9.0.1] }\n  web:\n    etcd: main\n    nodes: 3\n    access:\n      - { databases: [shop], users: [shop], from: [10.0.0.0/8] }\n      - { databases: [all], users: [admin], from: [192.168.0.0/16] }\nbalancers:\n  some: { postgres: app, instances: 2 }\n  none: { postgres: web, instances: 2 }\n");
     balancer_limits: balancers(
         "front:\n  etcd: main\n  instances: members\n  port: 12379\n  max_connections: 0\n  timeouts: { connect: 0s, idle: 10m }"
     );

@@ -500,6 +500,7 @@ pub fn signers_profile(profile: &LeafProfile) -> pki::LeafProfile {
         usages: match profile.usage {
             Usage::Server => Usages::Server,
             Usage::ServerAndClient => Usages::Both,
+            Usage::Client => Usages::Client,
         },
         validity: Duration::from_millis(profile.validity_ms),
     }

@@ -227,7 +227,7 @@ pub struct MachineOrder {
     /// Binaries that come with it.
     pub artifacts: Vec<Artifact>,
     /// The distribution's packages of programs that its agent is to supervise.
-    pub packages: Vec<&'static str>,
+    pub packages: Vec<String>,
     /// Its agent was installed manually and has proven its token: for an existing host, nothing is left to do.
     pub joined: bool,
 }

@@ -1,6 +1,6 @@
 //! Nodes, a login, a CA → how clients connect to a PostgreSQL cluster, made by hand or by raftsman.
 
-use std::net::IpAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::time::Duration;
 
 use tokio_postgres::Config;
@@ -12,6 +12,7 @@ use super::connect::Tls;
 /// What clients of a PostgreSQL cluster know.
 pub struct Clients {
     nodes: Vec<(String, IpAddr)>,
+    through: Vec<SocketAddr>,
     login: Config,
     tls: Tls,
     runtime: tokio::runtime::Runtime,
@@ -25,19 +26,38 @@ impl Clients {
 
     pub(super) fn with(nodes: Vec<(String, IpAddr)>, (user, password): (&str, &str), database: &str, tls: Tls) -> Self {
         let mut login = Config::new();
-        login.user(user).password(password).dbname(database).port(PORT);
+        login.user(user).password(password).dbname(database);
         login.ssl_mode(SslMode::Require).connect_timeout(Duration::from_secs(2));
         login.keepalives_idle(Duration::from_secs(1)).keepalives_interval(Duration::from_secs(1)).keepalives_retries(2);
         login.tcp_user_timeout(Duration::from_secs(3));
         let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build();
-        Self { nodes, login, tls, runtime: runtime.expect("a runtime") }
+        Self { nodes, through: Vec::new(), login, tls, runtime: runtime.expect("a runtime") }
+    }
+
+    /// The same, where every other client connects through these instances of a balancer.
+    #[must_use]
+    pub fn through(self, instances: Vec<SocketAddr>) -> Self {
+        Self { through: instances, ..self }
+    }
+
+    /// How the client of this number connects.
+    pub(super) fn config_of(&self, client: usize) -> Config {
+        if self.through.is_empty() || client.is_multiple_of(2) {
+            return self.config();
+        }
+        // The primary is the only one there: a client that gets another sees it by its writes that are refused.
+        let mut config = self.login.clone();
+        for at in &self.through {
+            config.host(at.ip().to_string()).port(at.port());
+        }
+        config
     }
 
     /// How clients connect: every node is named, and the one that takes writes is used.
     pub(super) fn config(&self) -> Config {
         let mut config = self.login.clone();
         for (_, address) in &self.nodes {
-            config.host(address.to_string());
+            config.host(address.to_string()).port(PORT);
         }
         config.target_session_attrs(TargetSessionAttrs::ReadWrite);
         config
@@ -47,7 +67,7 @@ impl Clients {
     pub(super) fn config_of_each(&self) -> Vec<(String, Config)> {
         let config = |(name, address): &(String, IpAddr)| {
             let mut config = self.login.clone();
-            config.host(address.to_string()).connect_timeout(Duration::from_secs(1));
+            config.host(address.to_string()).port(PORT).connect_timeout(Duration::from_secs(1));
             (name.clone(), config)
         };
         self.nodes.iter().map(config).collect()

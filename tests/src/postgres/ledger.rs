@@ -66,7 +66,7 @@ impl<'a> Ledger<'a> {
         let run = jiff::Timestamp::now().as_millisecond();
         let clients = (0..clients).map(|number| {
             let (config, tls, stop, acknowledged) =
-                (config.clone(), tls.clone(), Arc::clone(&stop), Arc::clone(&acknowledged));
+                (cluster.config_of(number), tls.clone(), Arc::clone(&stop), Arc::clone(&acknowledged));
             cluster.runtime().spawn(write(config, tls, format!("{run}-{number}"), stop, acknowledged))
         });
         let clients = clients.collect();

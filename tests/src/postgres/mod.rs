@@ -4,9 +4,11 @@ pub mod bare;
 mod clients;
 mod connect;
 pub mod ledger;
+mod stack;
 pub mod watch;
 
 pub use bare::{BarePostgres, Dcs, Timers};
 pub use clients::Clients;
 pub use ledger::Ledger;
+pub use stack::{Stack, balancer, section};
 pub use watch::Watch;

@@ -1,7 +1,7 @@
 //! Files with and without balancers, and a life → what goes wrong with instances, and the rule that a step breaks.
 
-use raftsman_core::action::{Action, BalancerAction, Changes};
-use raftsman_core::desired::Stack;
+use raftsman_core::action::{Action, BalancerAction, Changes, PostgresAction};
+use raftsman_core::desired::{Behind, Stack};
 use raftsman_core::model::{BalancerModel, MachineModel, VrrpState, World};
 use raftsman_core::observed::{Observed, ServerState};
 use raftsman_core::spec::Name;
@@ -76,6 +76,25 @@ pub(super) fn broken(desired: &Stack, world: &World, observed: &Observed, action
             return Some("a balancer is not drained to nothing");
         }
     }
+    if let Action::Balancer(BalancerAction::ConfigureBalancer { members, .. }) = action {
+        let leads = |(_, machine): &(&Name, &MachineModel)| machine.exists && machine.postgres.is_primary();
+        let primary = world.machines.iter().find(leads).map(|(name, _)| name);
+        let in_front = desired.instance(action.machine()?).is_some_and(|(it, _)| it.behind != Behind::Members);
+        if in_front && primary.is_some_and(|primary| !members.contains(primary)) {
+            return Some("a balancer of PostgreSQL leads to the primary");
+        }
+    }
+    if let Action::Postgres(PostgresAction::Switchover { to, .. }) = action {
+        let running = desired.instances().filter(|(balancer, _)| balancer.behind != Behind::Members);
+        let running = running.filter(|(_, instance)| observed.report(&instance.name).is_some());
+        let running = running.filter_map(|(_, instance)| {
+            let balancer = &world.machines.get(&instance.name)?.balancer;
+            balancer.running.as_ref().filter(|_| !balancer.backs_off)
+        });
+        if running.into_iter().any(|(_, nodes)| !nodes.contains(to)) {
+            return Some("balancers lead to the next primary");
+        }
+    }
     let stops = action.machine().filter(|_| action.disruptive())?;
     let not_drained = |machine: &Name| {
         observed.machine(machine)?;
@@ -89,16 +108,16 @@ pub(super) fn broken(desired: &Stack, world: &World, observed: &Observed, action
 
 /// What is not as the file says, once nothing is planned.
 pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
-    let members: Vec<Name> = desired.etcd.members.iter().map(|member| member.name.clone()).collect();
-    let backends = desired.etcd.backends(&members, &world.ledger);
     for (balancer, instance) in desired.instances() {
-        let Some(BalancerModel { running, running_address, draining, .. }) =
+        let Some(BalancerModel { running, running_address, draining, certificate, .. }) =
             world.machines.get(&instance.name).filter(|machine| machine.exists).map(|machine| &machine.balancer)
         else {
             return Some(format!("{} does not exist", instance.name));
         };
-        let digest = balancer.haproxy(instance, &backends).digest;
-        if running.as_ref().map(|(running, _)| running) != Some(&digest) {
+        let certificate = certificate.as_ref().map(|certificate| certificate.fingerprint.as_str());
+        let servers = desired.servers(balancer, &world.ledger);
+        let file = desired.haproxy((balancer, instance), &servers, certificate, &world.ledger);
+        if running.as_ref().map(|(running, _)| running) != file.as_ref().map(|file| &file.digest) {
             return Some(format!("{} does not run with the file's configuration", instance.name));
         }
         if *running_address != instance.keepalived.as_ref().map(|file| file.digest.clone()) {

@@ -59,6 +59,22 @@ pub(super) fn files() -> Vec<Vec<Stack>> {
         variants("3", &[], &["nodes: 3", FAST, "failsafe: false"], &[RAISED]),
     ];
     all.push(["nodes: 3", "nodes: 4", "nodes: 5"].map(|nodes| fixtures::standing(&[], &[nodes])).to_vec());
+    // Behind a balancer that comes, changes and goes.
+    let instances = "instances: [{ name: db-1, address: 127.0.42.111 }, { name: db-2, address: 127.0.42.112 }]";
+    let nodes = ["nodes: [{ name: pg-1, address: 127.0.42.101 }, { name: pg-2, address: 127.0.42.102 }, \
+                  { name: pg-3, address: 127.0.42.103 }]"];
+    all.push(vec![
+        fixtures::standing_behind(&nodes, instances),
+        fixtures::standing_behind(&nodes, &format!("{instances}, replicas_port: 5433")),
+        fixtures::standing(&[], &nodes),
+    ]);
+    // Nodes come and go behind it, and are all replaced.
+    let nodes = |numbers: &[u8]| {
+        let one = |number: &u8| format!("{{ name: pg-{number}, address: 127.0.42.{} }}", 120 + number);
+        format!("nodes: [{}]", numbers.iter().map(one).collect::<Vec<_>>().join(", "))
+    };
+    let numbered: [&[u8]; 4] = [&[1, 2, 3], &[1, 2, 3, 4], &[2, 3], &[5, 6, 7]];
+    all.push(numbered.map(|numbers| fixtures::standing_behind(&[&nodes(numbers)], instances)).to_vec());
     let listed = |members: &[(&str, u8)]| {
         let list = members.iter().map(|(name, last)| format!("{{ name: {name}, address: 127.0.42.{last} }}"));
         let list = format!("[{}]", list.collect::<Vec<_>>().join(", "));

@@ -1,11 +1,10 @@
 //! A file with a PostgreSQL cluster → a stack on this computer: brought up, used by clients, changed, and gone again.
 
-use std::net::IpAddr;
 use std::process::Command;
 
 use raftsman_tests::lab::{Lab, Output, etcd_dir, eventually, kill};
 use raftsman_tests::postgres::bare::postgres_dir;
-use raftsman_tests::postgres::{Clients, Ledger, Watch};
+use raftsman_tests::postgres::{Ledger, Stack, Watch, balancer, section};
 use rustix::process::Signal;
 
 /// The major version of the lab's PostgreSQL, which is Debian's.
@@ -14,98 +13,59 @@ fn major() -> String {
     bin.parent().and_then(|dir| dir.file_name()).and_then(|name| name.to_str()).expect("a version").to_owned()
 }
 
-/// A file with three members, three nodes and Patroni's shortest timers.
+/// A file with three members, three nodes and a balancer in front of them.
 fn file() -> String {
-    let (etcd, bundle, major) = (etcd_dir(), postgres_dir().join("patroni-4.1.5.tar"), major());
-    let sha256 = include_str!("../../../tools/patroni/4.1.5.sha256").trim();
+    let section = section(&major(), "127.0.0.0/8", "    nodes: 3\n");
     format!(
         "fleet: lab
 etcd:
   main:
     members: 3
     version: 3.6.15
-    source: {{ directory: {etcd:?} }}
+    source: {{ directory: {:?} }}
     auth: {{ mode: password }}
-postgres:
-  app:
-    etcd: main
-    nodes: 3
-    version: {major}
-    patroni: {{ ttl: 20, loop_wait: 1, retry_timeout: 3, source: {{ bundle: {{ file: {bundle:?}, sha256: {sha256} }} }} }}
-    parameters: {{ shared_buffers: 32MB, max_connections: 50 }}
-    access: [{{ databases: [shop], users: [shop], from: [127.0.0.0/8] }}]
-"
+{section}{}",
+        etcd_dir(),
+        balancer("instances: 2")
     )
 }
 
-/// One statement of the superuser, on the primary.
-#[track_caller]
+/// A statement of the superuser.
 fn psql(lab: &Lab, statement: &str) -> Output {
     lab.run(&["psql", "app", "--", "-X", "-At", "-v", "ON_ERROR_STOP=1", "-c", statement])
-}
-
-/// What a client of the cluster knows.
-#[track_caller]
-fn clients(lab: &Lab) -> Clients {
-    psql(lab, "create role shop login password 'shop-secret'").ok();
-    psql(lab, "create database shop owner shop").ok();
-    let env = lab.run(&["env", "app", "--json"]).ok().json();
-    let ca = std::fs::read_to_string(env["ca"].as_str().expect("a path")).expect("the CA");
-    let hosts = env["hosts"].as_array().expect("hosts").iter().enumerate();
-    let nodes = hosts.map(|(index, host)| {
-        let address: IpAddr = host.as_str().and_then(|host| host.parse().ok()).expect("an address");
-        (format!("app-{}", index + 1), address)
-    });
-    Clients::new(nodes.collect(), ("shop", "shop-secret"), "shop", &ca)
-}
-
-/// Which standby is synchronous decides the order of some steps, and is Patroni's choice: the forecast is not compared.
-#[track_caller]
-fn apply(lab: &Lab) {
-    lab.run(&["apply", "--yes", "--timeout", "120s"]).ok();
-}
-
-#[track_caller]
-fn nothing_to_do(lab: &Lab) {
-    let plan = lab.run(&["plan"]);
-    assert!(plan.stdout.contains("Nothing to do."), "{}", plan.all());
 }
 
 #[test]
 fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     let lab = Lab::new(&file());
     lab.apply();
-    nothing_to_do(&lab);
-    assert_eq!(psql(&lab, "select current_setting('max_connections')").ok().stdout.trim(), "50");
-    let clients = clients(&lab);
+    lab.nothing_to_do();
+    let superuser = |_: &str, statement: &str| psql(&lab, statement);
+    let stack = Stack { lab: &lab, superuser: &superuser };
+    assert_eq!(stack.ask("select current_setting('max_connections')"), "50");
+    let clients = stack.clients("db");
     let (watch, ledger) = (Watch::start(&clients), Ledger::start(&clients, 2));
 
     only_the_role_gets_in(&lab);
+    the_balancer_leads_by_role(&lab);
+    the_certificate_of_the_balancer_only_reads(&lab);
 
     // Beneath: every member restarts. Above: nodes restart for a parameter, raised and lowered.
-    lab.write_file(
-        &lab.file().replace("    auth: { mode: password }\n", "    auth: { mode: password }\n    quota: 3GiB\n"),
-    );
-    apply(&lab);
-    nothing_to_do(&lab);
+    stack.change("    auth: { mode: password }\n", "    auth: { mode: password }\n    quota: 3GiB\n");
     ledger.await_writes(20);
-    for connections in ["70", "40"] {
-        let from = lab.file();
-        let at = from.find("max_connections: ").expect("the parameter") + "max_connections: ".len();
-        lab.write_file(&format!("{}{connections}{}", &from[..at], &from[at + 2..]));
-        apply(&lab);
-        nothing_to_do(&lab);
-        assert_eq!(psql(&lab, "select current_setting('max_connections')").ok().stdout.trim(), connections);
+    for (from, to) in [("50", "70"), ("70", "40")] {
+        stack.change(&format!("max_connections: {from}"), &format!("max_connections: {to}"));
+        assert_eq!(stack.ask("select current_setting('max_connections')"), to);
         ledger.await_writes(20);
     }
     // The CA of etcd's clients, which nodes check members by.
     lab.run(&["cert", "rotate", "clients", "--yes"]).ok();
-    apply(&lab);
+    stack.apply();
     ledger.await_writes(20);
     // Another node on request.
-    let before = eventually("a primary", || primary(&lab));
+    let before = eventually("a primary", || stack.primary());
     lab.run(&["switchover", "app", "--yes"]).ok();
-    let after = eventually("a primary after the switchover", || primary(&lab));
+    let after = eventually("a primary after the switchover", || stack.primary());
     assert_ne!(before, after);
     ledger.await_writes(20);
     // The primary's Patroni and PostgreSQL are killed: its agent starts them again, or a synchronous standby follows.
@@ -113,8 +73,8 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
         kill(pid, Signal::KILL);
     }
     ledger.await_writes(20);
-    apply(&lab);
-    nothing_to_do(&lab);
+    stack.apply();
+    lab.nothing_to_do();
 
     let (accounts, seen) = (ledger.finish(), watch.finish());
     println!("{accounts:?}\n{seen:?}");
@@ -122,6 +82,68 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     assert_eq!(seen.two_primaries, [], "two nodes took writes at once");
     lab.run(&["destroy", "--yes"]).ok();
     assert_eq!(lab.processes(), []);
+}
+
+/// One answer of a server of PostgreSQL to the role.
+fn answer(host: &str, login: &str, statement: &str) -> (bool, String) {
+    let mut psql = Command::new(postgres_dir().join("bin/psql"));
+    let asked = psql.args(["-X", "-At", "-c", statement, "-d", &format!("host={host} {login}")]).output();
+    let asked = asked.expect("psql runs");
+    (asked.status.success(), String::from_utf8_lossy(&[asked.stdout, asked.stderr].concat()).trim().to_owned())
+}
+
+/// Behind one port is the primary, behind the other a standby, and clients check both by the balancer's address.
+#[track_caller]
+fn the_balancer_leads_by_role(lab: &Lab) {
+    let env = lab.run(&["env", "--via", "db", "--json"]).ok().json();
+    let ca = env["ca"].as_str().expect("a CA");
+    for host in env["hosts"].as_array().expect("hosts") {
+        for (port, standby) in [("port", "f"), ("replicas_port", "t")] {
+            let login = format!(
+                "port={} user=shop dbname=shop password=shop-secret sslmode=verify-full sslrootcert={ca}",
+                env[port].as_u64().expect("a port")
+            );
+            let answered = answer(host.as_str().expect("a host"), &login, "select pg_is_in_recovery()");
+            assert_eq!(answered, (true, standby.to_owned()), "{host} {port}");
+        }
+    }
+    let status = lab.status()["clusters"][0]["balancers"][0].clone();
+    assert_eq!(status["postgres"], "app", "{status}");
+    for instance in status["instances"].as_array().expect("instances") {
+        let up = |of: &str| instance[of].as_array().expect("servers").iter().filter(|s| s["state"] == "up").count();
+        assert_eq!((up("members"), up("replicas")), (1, 2), "{instance}");
+    }
+}
+
+/// What stands in the balancer's place at Patroni sees roles, and changes nothing.
+#[track_caller]
+fn the_certificate_of_the_balancer_only_reads(lab: &Lab) {
+    let tls = lab.machine("db-1").join("haproxy/tls/current");
+    let node = lab.address("app-1");
+    let ask = |arguments: &[&str], path: &str| {
+        let mut curl = Command::new("curl");
+        curl.args(["--silent", "--max-time", "5", "--write-out", "\n%{http_code}", "--resolve"]);
+        curl.arg(format!("app-1:8008:{node}"));
+        curl.arg("--cacert").arg(tls.join("ca.crt")).args(arguments).arg(format!("https://app-1:8008{path}"));
+        String::from_utf8_lossy(&curl.output().expect("curl runs").stdout).into_owned()
+    };
+    let (cert, key) = (tls.join("tls.crt"), tls.join("tls.key"));
+    let own = ["--cert", cert.to_str().expect("a path"), "--key", key.to_str().expect("a path")];
+    assert!(ask(&[], "/patroni").ends_with("\n000"), "without a certificate there is no connection");
+    let config = ask(&own, "/config");
+    assert!(config.ends_with("\n200") && !config.contains("password"), "{config}");
+    for (method, path, body) in [
+        ("POST", "/switchover", "{\"leader\": \"app-1\"}"),
+        ("POST", "/failover", "{\"candidate\": \"app-2\"}"),
+        ("POST", "/restart", "{}"),
+        ("POST", "/reinitialize", "{}"),
+        ("PATCH", "/config", "{\"pause\": true}"),
+        ("PUT", "/config", "{}"),
+        ("DELETE", "/switchover", ""),
+    ] {
+        let refused = ask(&[&own[..], &["-X", method, "--data", body]].concat(), path);
+        assert!(refused.ends_with("\n401"), "{method} {path}: {refused}");
+    }
 }
 
 /// From outside a node's machine: the role by its password and over TLS, to its database; nothing else.
@@ -137,20 +159,9 @@ fn only_the_role_gets_in(lab: &Lab) {
         ("user=postgres dbname=postgres password=shop-secret sslmode=require".to_owned(), "pg_hba.conf rejects"),
         ("user=replicator dbname=postgres password=shop-secret sslmode=require".to_owned(), "pg_hba.conf rejects"),
     ] {
-        let mut psql = Command::new(postgres_dir().join("bin/psql"));
-        let asked = psql.args(["-X", "-At", "-c", "select 1", "-d", &format!("host={host} {login}")]).output();
-        let asked = asked.expect("psql runs");
-        let said = String::from_utf8_lossy(&[asked.stdout, asked.stderr].concat()).into_owned();
-        assert!(said.contains(answer) && asked.status.success() == (answer == "1"), "{login}: {said}");
+        let (worked, said) = self::answer(host, &login, "select 1");
+        assert!(said.contains(answer) && worked == (answer == "1"), "{login}: {said}");
     }
-}
-
-/// The machine of the node that takes writes.
-fn primary(lab: &Lab) -> Option<String> {
-    let data = psql(lab, "show data_directory");
-    // …/machines/app-1/postgres/data
-    let machine = data.stdout.trim().split('/').rev().nth(2)?.to_owned();
-    (data.code == 0).then_some(machine)
 }
 
 /// The processes of a node: those whose arguments name its directory, and are neither its agent's nor a client's.

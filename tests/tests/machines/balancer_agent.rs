@@ -86,7 +86,7 @@ fn config(own: std::net::Ipv4Addr, members: &[std::net::Ipv4Addr], connections: 
         address: Some(own.into()),
         virtual_address: Some([10, 77, 0, 200].into()),
         port: 2399,
-        backends: &backends,
+        servers: haproxy::Servers::Members(&backends),
         max_connections: connections,
         connect_ms: 1000,
         idle_ms: 60_000,

@@ -1,26 +1,12 @@
 //! An Incus server and a file with a balancer → machines of its own, one address in front of etcd, and nothing again.
 
 use raftsman_core::render::{haproxy, keepalived};
-use raftsman_tests::hosts::with_libraries;
 use raftsman_tests::incus::{IMAGE, Incus, NETWORK, SUBNET};
-use raftsman_tests::lab::{Lab, etcd_dir, text};
+use raftsman_tests::lab::{Lab, etcd_dir};
 use raftsman_tests::load::{Load, LoadSettings};
 
 const ADDRESS: &str = "10.78.0.100";
 const INSTANCES: [&str; 2] = ["front-1", "front-2"];
-
-/// As `apt-get install` does; no mirror of packages is reached from here.
-fn install(incus: &Incus, machine: &str, program: &str) {
-    for path in with_libraries(program) {
-        if incus.exec(machine, &format!("test -e {path}")).code == 0 {
-            continue;
-        }
-        let to = format!("{}{path}", incus.called(machine));
-        let mut push = incus.client(&["file", "push", "--quiet", "--create-dirs", "--uid=0", "--gid=0", "--mode=0755"]);
-        let file = std::fs::canonicalize(&path).expect("a file of this computer");
-        text(push.arg(file).arg(to).output().expect("incus runs")).ok();
-    }
-}
 
 #[test]
 fn machines_of_a_balancer_wait_for_packages_and_serve() {
@@ -39,12 +25,12 @@ fn machines_of_a_balancer_wait_for_packages_and_serve() {
     assert!(refused.contains("the package `haproxy` is not installed"), "{refused}");
     lab.etcdctl(&["put", "greeting", "hello"]).ok();
     for machine in INSTANCES {
-        install(&incus, machine, haproxy::PROGRAM);
+        incus.install(machine, haproxy::PROGRAM);
     }
     let refused = lab.run(&["apply", "--yes", "--timeout", "5s"]).failed().all();
     assert!(refused.contains("the package `keepalived` is not installed"), "{refused}");
     for machine in INSTANCES {
-        install(&incus, machine, keepalived::PROGRAM);
+        incus.install(machine, keepalived::PROGRAM);
     }
     lab.run(&["apply", "--yes", "--timeout", "60s"]).ok();
     let status = lab.settled();

@@ -12,3 +12,4 @@ mod libvirt;
 mod on_hosts;
 mod on_incus;
 mod on_libvirt;
+mod postgres;

@@ -11,8 +11,10 @@ use raftsman_core::model::{MachineModel, VrrpState, World, forecast};
 use raftsman_core::observed::{Agent, Fact, ServerState};
 use raftsman_core::plan::plan;
 use raftsman_core::spec::Name;
-use raftsman_tests::fixtures::{Hidden, Scene, behind, describe, epoch};
+use raftsman_tests::fixtures::{Hidden, Scene, behind, describe, epoch, standing, standing_behind};
 use raftsman_tests::sim::agents;
+
+use super::postgres;
 
 const TWO: &str = "instances: [{ name: lb-1, address: 127.0.42.101 }, { name: lb-2, address: 127.0.42.102 }]";
 
@@ -391,4 +393,121 @@ fn a_member_that_an_instance_does_not_find_healthy_yet_is_waited_for() {
     servers.get_mut(&Name::fixed("main-3")).expect("a member").state = ServerState::Down;
     let plan = plan(&scene.desired, &observed, scene.world.now);
     assert_snapshot!(describe(&plan), @"waits: lb-2: HAProxy has not found main-3 healthy yet");
+}
+
+/// What a balancer of PostgreSQL is given.
+const BEFORE_NODES: &str = "instances: [{ name: db-1, address: 127.0.42.111 }, { name: db-2, address: 127.0.42.112 }]";
+
+#[test]
+fn in_front_of_postgresql() {
+    let nodes = postgres::THREE;
+    let mut scene = postgres::empty(standing_behind(nodes, BEFORE_NODES));
+    let output = postgres::to_the_end(&mut scene);
+    let (_, of_balancer) = output.split_once("* start patroni").expect("nodes are started");
+    assert_snapshot!(of_balancer, @"
+     pg-2 pg-3: not there yet; 1 1 1
+    * configure balancer db-1 db-2: not there yet; 1 1 1
+    * start balancer db-1 db-2: not running; 1 1 1
+    ~ pg: PostgreSQL does not run on pg-2
+    done
+    ");
+    // Which node is the primary is found out by HAProxy: a switchover changes nothing there, and nothing is drained.
+    scene.desired = standing_behind(&["nodes: 3", "parameters: { max_connections: 200 }"], BEFORE_NODES);
+    assert_snapshot!(postgres::to_the_end(&mut scene), @"
+    * set patroni pg: the file has changed; 1 1 1
+    ~ pg-1: Patroni has not been seen at etcd since the last step, at 2026-11-15T12:01:20Z
+    * restart postgresql pg-3: the file has changed; 1 1 1, copies 1 1 1
+    * restart postgresql pg-2: the file has changed; 1 1 1, copies 1 0 1
+    * switch over pg: pg-1 restarts next; 1 1 1, copies 1 - 1, switchover
+    done
+    ");
+    scene.desired = standing_behind(
+        &["nodes: 3", "parameters: { max_connections: 200 }"],
+        &format!("{BEFORE_NODES}, replicas_port: 5433"),
+    );
+    assert_snapshot!(postgres::to_the_end(&mut scene), @"
+    * configure balancer db-1 db-2: the file has changed; 1 1 1
+    * reload balancer db-1: the file has changed; 1 1 1
+    * reload balancer db-2: the file has changed; 1 1 1
+    done
+    ");
+}
+
+#[test]
+fn a_certificate_that_ends_is_renewed_and_taken_up() {
+    let mut scene = postgres::settled(standing_behind(postgres::THREE, BEFORE_NODES));
+    let certificate = machine(&mut scene, "db-1").balancer.certificate.clone().expect("a certificate");
+    scene.world.now = certificate.not_after - jiff::SignedDuration::from_hours(24);
+    assert_snapshot!(postgres::to_the_end(&mut scene), @"
+    * sign peer cert main-1 main-2 main-3: expires in 24 h; 1 1 1
+      sign server cert main-1 main-2 main-3: expires in 24 h; 1 1 1
+      sign balancer cert db-1 db-2: expires in 24 h; 1 1 1
+      sign postgresql cert pg-1 pg-2 pg-3: expires in 24 h; 1 1 1
+      sign rest cert pg-1 pg-2 pg-3: expires in 24 h; 1 1 1
+    * reload patroni pg-2: its certificates were renewed; 1 1 1
+    * reload patroni pg-3: its certificates were renewed; 1 1 1
+    * reload patroni pg-1: its certificates were renewed; 1 1 1
+    * configure balancer db-1 db-2: the file has changed; 1 1 1
+    * reload balancer db-1: the file has changed; 1 1 1
+    * reload balancer db-2: the file has changed; 1 1 1
+    done
+    ");
+    let renewed = machine(&mut scene, "db-1").balancer.certificate.clone().expect("a certificate");
+    assert!(renewed.not_after > certificate.not_after);
+}
+
+#[test]
+fn a_balancer_of_postgresql_goes() {
+    let mut scene = postgres::settled(standing_behind(postgres::THREE, BEFORE_NODES));
+    scene.desired = standing(&[], postgres::THREE);
+    assert_snapshot!(postgres::to_the_end(&mut scene), @"
+    * sign postgresql cert pg-1 pg-2 pg-3: names have changed; 1 1 1
+    * reload patroni pg-2: its certificates were renewed; 1 1 1
+    * reload patroni pg-3: its certificates were renewed; 1 1 1
+    * reload patroni pg-1: its certificates were renewed; 1 1 1
+    * delete machine db-1: not in the file; 1 1 1
+    * delete machine db-2: not in the file; 1 1 1
+    done
+    ");
+}
+
+/// Nodes that come are behind the balancer before one of them may become the primary; nodes that go stay until they are gone.
+#[test]
+fn nodes_are_replaced_behind_a_balancer() {
+    let nodes = |numbers: [u8; 3]| {
+        let list =
+            numbers.map(|number| format!("{{ name: pg-{number}, address: 127.0.42.{} }}", 120 + number)).join(", ");
+        standing_behind(&[&format!("nodes: [{list}]")], BEFORE_NODES)
+    };
+    let mut scene = postgres::settled(nodes([1, 2, 3]));
+    scene.desired = nodes([4, 5, 6]);
+    assert_snapshot!(postgres::to_the_end(&mut scene), @"
+    * create machine pg-4 pg-5 pg-6: not there yet; 1 1 1
+    * enroll pg-4 pg-5 pg-6: new machine; 1 1 1
+    * install patroni pg-4 pg-5 pg-6: not there yet; 1 1 1
+      sign postgresql cert pg-4 pg-5 pg-6: not there yet; 1 1 1
+      sign rest cert pg-4 pg-5 pg-6: not there yet; 1 1 1
+      configure patroni pg-4 pg-5 pg-6: not there yet; 1 1 1
+    * start patroni pg-4 pg-5 pg-6: not there yet; 1 1 1
+    * configure balancer db-1 db-2: the members behind it have changed; 1 1 1
+    * reload balancer db-1: the members behind it have changed; 1 1 1
+    * reload balancer db-2: the members behind it have changed; 1 1 1
+    * stop patroni pg-2: not in the file; 1 1 1, copies 1 0 1
+    * delete machine pg-2: not in the file; 1 1 1
+    * configure balancer db-1 db-2: the members behind it have changed; 1 1 1
+    * reload balancer db-1: the members behind it have changed; 1 1 1
+    * reload balancer db-2: the members behind it have changed; 1 1 1
+    * stop patroni pg-3: not in the file; 1 1 1, copies 1 0 1
+    * delete machine pg-3: not in the file; 1 1 1
+    * configure balancer db-1 db-2: the members behind it have changed; 1 1 1
+    * reload balancer db-1: the members behind it have changed; 1 1 1
+    * reload balancer db-2: the members behind it have changed; 1 1 1
+    * switch over pg: not in the file; 1 1 1, copies 1 - 1, switchover
+    * stop patroni pg-1: not in the file; 1 1 1, copies 1 0 1
+    * delete machine pg-1: not in the file; 1 1 1
+    * configure balancer db-1 db-2: the members behind it have changed; 1 1 1
+    * reload balancer db-1: the members behind it have changed; 1 1 1
+    * reload balancer db-2: the members behind it have changed; 1 1 1
+    done
+    ");
 }

@@ -1,9 +1,15 @@
-//! HAProxy's admin socket and the machine's addresses → the balancer's part of the report.
+//! HAProxy's admin socket and certificate, the machine's addresses → the balancer's part of the report.
+
+use std::collections::BTreeMap;
+use std::path::PathBuf;
 
 use raftsman_api::v1;
-use raftsman_core::observed::ServerState;
+use raftsman_core::observed::{BalancerFacts, ServerFacts, ServerState};
+use raftsman_core::render::haproxy::TLS;
+use raftsman_core::spec::Name;
 use tokio::runtime::Handle;
 
+use crate::access::certs::{CertsError, Store};
 use crate::machine::addresses;
 use crate::root::Root;
 use crate::status::describe;
@@ -13,23 +19,44 @@ use crate::supervisor::program::Program;
 pub mod haproxy;
 pub mod keepalived;
 
-/// What a HAProxy that runs says of the members behind it. On a thread that may block.
-pub fn report(root: &Root) -> v1::BalancerReport {
+/// Where the certificate is that HAProxy presents to Patroni.
+pub fn tls_dir(root: &Root) -> PathBuf {
+    root.path().join(TLS)
+}
+
+/// The store of that certificate.
+pub fn store(root: &Root) -> Store {
+    Store::new(tls_dir(root))
+}
+
+/// What a machine has of a balancer, and what a HAProxy that runs says of the servers behind it; nothing where there is
+/// neither. On a thread that may block.
+pub fn report(root: &Root, runs: bool) -> Result<Option<v1::BalancerReport>, CertsError> {
+    let certificate = store(root).describe(v1::Purpose::Balancer, "")?;
+    if !runs {
+        let has = |certificate| v1::BalancerReport { certificate: Some(certificate), ..v1::BalancerReport::default() };
+        return Ok(certificate.map(has));
+    }
     let has_virtual_address = config::read(root, Program::Keepalived)
         .ok()
         .flatten()
         .and_then(|(_, config)| keepalived::virtual_address(&config))
         .is_some_and(addresses::has);
-    let (servers, problem) = match Handle::current().block_on(haproxy::facts(root)) {
-        Ok(facts) => (facts.servers, String::new()),
-        Err(error) => (std::collections::BTreeMap::default(), describe(&error)),
+    let (facts, problem) = match Handle::current().block_on(haproxy::facts(root)) {
+        Ok(facts) => (facts, String::new()),
+        Err(error) => (BalancerFacts::default(), describe(&error)),
     };
-    let servers = servers.into_iter().map(|(name, server)| v1::ServerReport {
+    let (servers, replicas) = (wire(facts.servers), wire(facts.replicas));
+    Ok(Some(v1::BalancerReport { servers, problem, has_virtual_address, replicas, certificate }))
+}
+
+fn wire(servers: BTreeMap<Name, ServerFacts>) -> Vec<v1::ServerReport> {
+    let one = |(name, server): (Name, ServerFacts)| v1::ServerReport {
         name: name.to_string(),
         state: state(server.state).into(),
         connections: server.connections,
-    });
-    v1::BalancerReport { servers: servers.collect(), problem, has_virtual_address }
+    };
+    servers.into_iter().map(one).collect()
 }
 
 fn state(state: ServerState) -> v1::ServerState {

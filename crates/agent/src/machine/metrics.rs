@@ -95,6 +95,8 @@ pub fn text(report: &v1::ReportReply) -> String {
         }
     }
     let certificates = report.agent_certificate.iter().chain(&etcd.certificates);
+    let certificates = certificates.chain(report.postgres.iter().flat_map(|node| &node.certificates));
+    let certificates = certificates.chain(report.balancer.iter().filter_map(|balancer| balancer.certificate.as_ref()));
     let ends = certificates.filter_map(|it| Some(([("purpose", purpose(it.purpose()))], it.not_after?.seconds)));
     let ends: Vec<([(&str, &str); 1], i64)> = ends.collect();
     let ends: Vec<(&[(&str, &str)], i64)> = ends.iter().map(|(label, at)| (label.as_slice(), *at)).collect();
@@ -127,6 +129,7 @@ fn purpose(purpose: v1::Purpose) -> &'static str {
         v1::Purpose::EtcdClient => "etcd-client",
         v1::Purpose::Postgres => "postgres",
         v1::Purpose::Patroni => "patroni",
+        v1::Purpose::Balancer => "balancer",
         v1::Purpose::Unspecified => "unknown",
     }
 }

@@ -247,6 +247,7 @@ pub(crate) mod tests {
             settings: &settings,
             nodes: &BTreeSet::from([ADDRESS.into()]),
             access: &[],
+            balancers: &BTreeSet::new(),
             programs: Programs::Package(15),
             slot_wal_mib: 64,
             watchdog: &watchdog,

@@ -23,6 +23,7 @@ use crate::Agent;
 use crate::access::certs::Store;
 use crate::access::{Access, AccessError};
 use crate::backup::{self, BackupError, Order};
+use crate::balancer;
 use crate::etcd::data;
 use crate::etcd::handshake;
 use crate::etcd::restore::{Restore, RestoreError};
@@ -163,7 +164,7 @@ fn purpose(number: i32) -> Result<Purpose, Status> {
     match Purpose::try_from(number) {
         Ok(purpose) if purpose != Purpose::Unspecified => Ok(purpose),
         _ => Err(Status::invalid_argument(
-            "the purpose must be agent, etcd peer, etcd server, etcd client, PostgreSQL or Patroni",
+            "the purpose must be agent, etcd peer, etcd server, etcd client, PostgreSQL, Patroni or balancer",
         )),
     }
 }
@@ -177,6 +178,7 @@ fn store_of(agent: &Agent, purpose: Purpose) -> Option<Store> {
         Purpose::EtcdClient => Some(Store::new(agent.root.client_tls())),
         Purpose::Postgres => Some(node(NodePurpose::Server)),
         Purpose::Patroni => Some(node(NodePurpose::Rest)),
+        Purpose::Balancer => Some(balancer::store(&agent.root)),
         Purpose::Agent | Purpose::Unspecified => None,
     }
 }

@@ -13,7 +13,7 @@ use rustix::process::{Pid, Signal, WaitOptions, waitpid};
 use tokio::task::spawn_blocking;
 use tokio::time::{Instant, timeout};
 
-use crate::balancer::haproxy;
+use crate::balancer::{self, haproxy};
 use crate::files::{self, FileError};
 use crate::machine::install;
 use crate::postgres::config::UNPRIVILEGED;
@@ -181,6 +181,11 @@ impl Launcher {
             if path.exists() {
                 chown(path, None, Some(owner.group)).map_err(FileError::of("change the group of", path))?;
             }
+        }
+        // What was written there before the program's user was there has the agent's group.
+        let tls = balancer::tls_dir(root);
+        if program == Program::Haproxy && tls.exists() {
+            systemd::give_to_group(&tls, owner.group)?;
         }
         if program == Program::Patroni {
             let config = files.config();

@@ -33,7 +33,7 @@ pub const PYTHON: &str = "/usr/bin/python3";
 pub enum Program {
     /// etcd.
     Etcd,
-    /// HAProxy, in front of etcd.
+    /// HAProxy, in front of etcd or PostgreSQL.
     Haproxy,
     /// keepalived, for the virtual address of several HAProxys.
     Keepalived,

@@ -311,12 +311,21 @@ pub fn user(name: &'static str) -> Result<Owner, SystemdError> {
 
 /// Changes the owner of a directory and all of its content to this user.
 pub fn give(path: &Path, owner: Owner) -> Result<(), FileError> {
+    change_owner(path, Some(owner.user), owner.group)
+}
+
+/// Lets a group read a directory with all that is in it.
+pub fn give_to_group(path: &Path, group: u32) -> Result<(), FileError> {
+    change_owner(path, None, group)
+}
+
+fn change_owner(path: &Path, user: Option<u32>, group: u32) -> Result<(), FileError> {
     const CHANGE: &str = "change the owner of";
     let mut waiting = vec![path.to_path_buf()];
     while let Some(path) = waiting.pop() {
         let found = fs::symlink_metadata(&path).map_err(FileError::of(CHANGE, &path))?;
-        if (found.uid(), found.gid()) != (owner.user, owner.group) {
-            lchown(&path, Some(owner.user), Some(owner.group)).map_err(FileError::of(CHANGE, &path))?;
+        if user.is_some_and(|user| user != found.uid()) || found.gid() != group {
+            lchown(&path, user, Some(group)).map_err(FileError::of(CHANGE, &path))?;
         }
         if found.is_dir() {
             let entries = fs::read_dir(&path).map_err(FileError::of("list", &path))?;

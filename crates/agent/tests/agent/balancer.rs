@@ -8,7 +8,7 @@ use raftsman_agent::supervisor::program::Program as Supervised;
 use raftsman_api::hex;
 use raftsman_api::roles::Role;
 use raftsman_api::v1::{self, Program, ServerAdmin, ServerState, ServiceState};
-use raftsman_core::render::haproxy::{self, Backend, Haproxy};
+use raftsman_core::render::haproxy::{self, Backend, Haproxy, Servers};
 use raftsman_core::spec::Name;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tokio::net::{TcpListener, TcpStream};
@@ -65,7 +65,7 @@ fn config(machine: &Machine, members: &[&Member]) -> String {
         // An address of a network for documentation: no machine has it.
         virtual_address: Some([203, 0, 113, 7].into()),
         port: CLIENTS,
-        backends: &backends,
+        servers: Servers::Members(&backends),
         max_connections: 100,
         connect_ms: 1000,
         idle_ms: 60_000,

@@ -309,9 +309,12 @@ impl Machine {
         let chain_pem = match purpose {
             Purpose::Agent => fleet.sign(&csr, &machine_name(self.name, fleet.id), address),
             Purpose::EtcdPeer => fleet.sign_peer(&csr, address),
-            Purpose::EtcdServer | Purpose::EtcdClient | Purpose::Postgres | Purpose::Patroni | Purpose::Unspecified => {
-                fleet.sign(&csr, self.name, address)
-            }
+            Purpose::EtcdServer
+            | Purpose::EtcdClient
+            | Purpose::Postgres
+            | Purpose::Patroni
+            | Purpose::Balancer
+            | Purpose::Unspecified => fleet.sign(&csr, self.name, address),
         };
         let request = v1::StoreCertificateRequest {
             purpose: purpose.into(),

@@ -58,6 +58,7 @@ fn text_of(name: &str, address: IpAddr, etcd: IpAddr, user: &str) -> String {
         settings: &BTreeMap::from(settings),
         nodes: &BTreeSet::from([address]),
         access: &[],
+        balancers: &BTreeSet::new(),
         programs: Programs::Package(major()),
         slot_wal_mib: 64,
         watchdog: &Watchdog { mode: WatchdogMode::Off, device: "/dev/watchdog".to_owned(), safety_margin: 5 },

@@ -13,9 +13,7 @@ use crate::view;
 pub(super) async fn run(common: &Common, args: &Env) -> Result<ExitCode, Failure> {
     let spec = read_file(common)?;
     let fleet = open(spec, context(common)?).await?;
-    if let (Some(name), None) = (&args.cluster, &args.via)
-        && let Some(settings) = of_postgres(&fleet, name).await?
-    {
+    if let Some(settings) = of_postgres(&fleet, args.cluster.as_deref(), args.via.as_deref()).await? {
         match args.json {
             true => view::print_json(&settings)?,
             false => view::print(&libpq(&settings)),

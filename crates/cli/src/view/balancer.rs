@@ -5,17 +5,21 @@ use raftsman_engine::ops::status::{BackendStatus, BalancerStatus, InstanceStatus
 
 use super::{Paint, Table};
 
-/// Its endpoints, its instances and the members behind each, and what is wrong with them.
+/// Its endpoints, its instances and the servers behind each, and what is wrong with them.
 pub(super) fn render(balancer: &BalancerStatus, paint: Paint) -> String {
     let name = paint.bold(&format!("balancer {}", balancer.name));
-    let mut out = format!("  {name}   {}\n", balancer.endpoints.join(", "));
+    let before = balancer.postgres.as_ref().map(|cluster| format!(", in front of {cluster}")).unwrap_or_default();
+    let mut out = format!("  {name}   {}{before}\n", balancer.endpoints.join(", "));
     let address = balancer.virtual_address.map(|address| address.to_string());
     let mut table = Table::indented(4);
     let heads = ["INSTANCE", "ADDRESS", "STATE", "HAPROXY", "RESTARTS"];
-    let heads = heads.into_iter().chain(address.as_deref()).chain(["MEMBERS (CONNECTIONS)"]);
+    let heads = heads.into_iter().chain(address.as_deref()).chain(match &balancer.postgres {
+        Some(_) => vec!["PRIMARY (CONNECTIONS)", "STANDBYS (CONNECTIONS)"],
+        None => vec!["MEMBERS (CONNECTIONS)"],
+    });
     table.row(heads.map(|head| paint.dim(head)));
     for instance in &balancer.instances {
-        table.row(row(instance, address.is_some(), paint));
+        table.row(row(instance, address.is_some(), balancer.postgres.is_some(), paint));
     }
     out.push_str(&table.render());
     for instance in &balancer.instances {
@@ -26,7 +30,7 @@ pub(super) fn render(balancer: &BalancerStatus, paint: Paint) -> String {
     out
 }
 
-fn row(instance: &InstanceStatus, shared: bool, paint: Paint) -> Vec<String> {
+fn row(instance: &InstanceStatus, shared: bool, postgres: bool, paint: Paint) -> Vec<String> {
     let dash = || "-".to_owned();
     let state = match instance.state {
         "running" => paint.green(instance.state),
@@ -38,7 +42,12 @@ fn row(instance: &InstanceStatus, shared: bool, paint: Paint) -> Vec<String> {
         Some(false) => dash(),
         None => "unknown".to_owned(),
     };
-    let members: Vec<String> = instance.members.iter().map(|member| backend(member, paint)).collect();
+    let listed = |of: &[BackendStatus]| -> String {
+        // Of nodes, those that do not have the role are down: that is as it should be.
+        let shown = of.iter().filter(|server| !postgres || server.state != ServerState::Down);
+        let shown: Vec<String> = shown.map(|server| backend(server, paint)).collect();
+        if shown.is_empty() { dash() } else { shown.join(", ") }
+    };
     let first = [
         instance.machine.to_string(),
         instance.address.to_string(),
@@ -46,8 +55,8 @@ fn row(instance: &InstanceStatus, shared: bool, paint: Paint) -> Vec<String> {
         instance.version.clone().unwrap_or_else(dash),
         instance.restarts.map_or_else(dash, |restarts| restarts.to_string()),
     ];
-    let members = if members.is_empty() { dash() } else { members.join(", ") };
-    first.into_iter().chain(shared.then_some(has)).chain([members]).collect()
+    let servers = [Some(listed(&instance.members)), postgres.then(|| listed(&instance.replicas))];
+    first.into_iter().chain(shared.then_some(has)).chain(servers.into_iter().flatten()).collect()
 }
 
 fn backend(member: &BackendStatus, paint: Paint) -> String {
@@ -82,6 +91,7 @@ mod tests {
             restarts: Some(0),
             has_virtual_address: (number < 3).then_some(number == 1),
             members,
+            replicas: Vec::new(),
             agent: None,
         }
     }
@@ -92,6 +102,7 @@ mod tests {
         let up = vec![member("main-1", ServerState::Up, 2), member("main-2", ServerState::Draining, 1)];
         let balancer = BalancerStatus {
             name: name("front"),
+            postgres: None,
             endpoints: vec!["https://10.0.0.9:2379".to_owned()],
             virtual_address: Some([10, 0, 0, 9].into()),
             instances: vec![
@@ -107,6 +118,25 @@ mod tests {
     front-3   10.0.0.3  unknown  2.6.12   0         unknown   -
     front-2: exit code 1
     front-3: exit code 1
+";
+        assert_eq!(render(&balancer, Paint::plain()), expected);
+    }
+
+    #[test]
+    fn in_front_of_postgresql_the_primary_and_standbys_are_shown() {
+        let member = |member: &str, state, connections| BackendStatus { member: name(member), state, connections };
+        let nodes = vec![member("app-1", ServerState::Down, 0), member("app-2", ServerState::Up, 3)];
+        let replicas = vec![member("app-1", ServerState::Up, 1), member("app-2", ServerState::Down, 0)];
+        let balancer = BalancerStatus {
+            name: name("db"),
+            postgres: Some(name("app")),
+            endpoints: vec!["10.0.0.1:5432".to_owned()],
+            virtual_address: None,
+            instances: vec![InstanceStatus { replicas, ..instance(1, "running", nodes) }],
+        };
+        let expected = "  balancer db   10.0.0.1:5432, in front of app
+    INSTANCE  ADDRESS   STATE    HAPROXY  RESTARTS  PRIMARY (CONNECTIONS)  STANDBYS (CONNECTIONS)
+    front-1   10.0.0.1  running  2.6.12   0         app-2 up (3)           app-1 up (1)
 ";
         assert_eq!(render(&balancer, Paint::plain()), expected);
     }

@@ -9,12 +9,20 @@ use crate::spec::Name;
 #[derive(Debug, Clone, PartialEq, Eq, PartialOrd, Ord, Serialize, Deserialize)]
 #[serde(tag = "do", rename_all = "snake_case")]
 pub enum BalancerAction {
+    /// Have a key made on an instance's machine, and sign a certificate for it that Patroni knows the instance by.
+    IssueBalancerCertificate {
+        /// Where.
+        machine: Name,
+    },
     /// Write the configuration of HAProxy, and of keepalived where there is a virtual address.
     ConfigureBalancer {
         /// Where.
         machine: Name,
-        /// The members that connections are passed to.
+        /// The members of etcd, or the nodes of PostgreSQL, that connections are passed to.
         members: Vec<Name>,
+        /// The fingerprint of the certificate that HAProxy shows to Patroni, where it is in front of PostgreSQL.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        certificate: Option<String>,
         /// Digest of HAProxy's configuration.
         digest: String,
     },
@@ -54,7 +62,9 @@ impl BalancerAction {
     pub fn class(&self) -> Class {
         match self {
             // Nothing runs by it yet, or more runs than before.
-            Self::ConfigureBalancer { .. } | Self::StartBalancer { .. } => Class::of(Changes::Machine),
+            Self::IssueBalancerCertificate { .. } | Self::ConfigureBalancer { .. } | Self::StartBalancer { .. } => {
+                Class::of(Changes::Machine)
+            }
             // What clients connect through changes: not while a step changes what they are connected to.
             Self::ReloadBalancer { .. }
             | Self::StopBalancer { .. }
@@ -70,7 +80,8 @@ impl BalancerAction {
     /// The machine of the instance.
     pub fn machine(&self) -> &Name {
         match self {
-            Self::ConfigureBalancer { machine, .. }
+            Self::IssueBalancerCertificate { machine }
+            | Self::ConfigureBalancer { machine, .. }
             | Self::StartBalancer { machine }
             | Self::ReloadBalancer { machine }
             | Self::StopBalancer { machine }
@@ -82,6 +93,7 @@ impl BalancerAction {
     /// The verb, as plans show it.
     pub fn verb(&self) -> &'static str {
         match self {
+            Self::IssueBalancerCertificate { .. } => "sign balancer cert",
             Self::ConfigureBalancer { .. } => "configure balancer",
             Self::StartBalancer { .. } => "start balancer",
             Self::ReloadBalancer { .. } => "reload balancer",

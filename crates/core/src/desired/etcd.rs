@@ -58,6 +58,8 @@ pub enum Usage {
     Server,
     /// To be a server and a client: peers are both.
     ServerAndClient,
+    /// To be a client.
+    Client,
 }
 
 impl LeafProfile {

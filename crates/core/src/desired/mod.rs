@@ -14,12 +14,12 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use crate::spec::{DcsOf, Name, Spec};
+use crate::spec::{self, DcsOf, Name, Spec};
 
 pub use crate::render::etcd::ClientAccess;
 pub use addresses::{LoopbackNetwork, NetworkError};
 pub use agents::{AGENT_RENEW_BEFORE, AGENT_VALIDITY, AgentVersion, Agents, Shipped};
-pub use balancer::{Balancer, HEALTH_PORT, Instance};
+pub use balancer::{Balancer, Behind, HEALTH_PORT, Instance};
 pub use etcd::{
     AGENT_PORT, CLIENT_PORT, CLOSED_PORT, Etcd, HTTP_PORT, LeafProfile, Member, PEER_PORT, Usage, address_of, peer_url,
 };
@@ -124,7 +124,7 @@ fn some(spec: &Spec, identity: &Identity, wanted: impl Fn(&Name) -> bool) -> Res
         .iter()
         .filter(|(name, _)| wanted(name))
         .map(|(name, cluster)| {
-            let fronted = spec.balancers.values().any(|balancer| balancer.etcd == *name);
+            let fronted = spec.balancers.values().any(|balancer| balancer.behind() == Some(spec::Behind::Etcd(name)));
             let (etcd, places) = etcd::resolve(&spec.fleet, name, cluster, backups.clone(), fronted, &mut addresses)?;
             let overrides = machines::Overrides::of_members(cluster);
             let machines = machines::resolve(&machines, &overrides, &places, identity.zones.get(name));
@@ -145,10 +145,12 @@ fn some(spec: &Spec, identity: &Identity, wanted: impl Fn(&Name) -> bool) -> Res
         stack.postgres.push(postgres);
     }
     for (name, section) in &spec.balancers {
-        let Some(stack) = stacks.iter_mut().find(|stack| stack.name == section.etcd) else { continue };
-        let (balancer, places) = balancer::resolve(name, section, stack, &mut addresses)?;
+        let beneath = spec.beneath(section);
+        let Some(stack) = stacks.iter_mut().find(|stack| Some(&stack.name) == beneath) else { continue };
+        let (balancer, places) = balancer::resolve(&spec.fleet, name, section, stack, &mut addresses)?;
         let own = if section.is_beside_members() { Vec::new() } else { places };
-        stack.stand_behind(balancer, &own, &machines, identity.zones.get(&section.etcd));
+        let zones = identity.zones.get(&stack.name);
+        stack.stand_behind(balancer, &own, &machines, zones);
     }
     Ok(stacks)
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::addresses::{Allotment, Spot};
-use super::{CLIENT_PORT, Config, DesireError, LeafProfile, Machine, Stack, Usage};
+use super::{Balancer, CLIENT_PORT, Config, DesireError, LeafProfile, Machine, Stack, Usage};
 use crate::ledger::Ledger;
 use crate::observed::{Granted, NodePurpose, Role};
 use crate::render::patroni::{self, Patroni, Programs};
@@ -43,6 +43,8 @@ pub struct Postgres {
     pub nodes: Vec<Node>,
     /// Patroni's settings of the whole cluster, each by its path (`ttl`, `postgresql.parameters.max_connections`), in JSON.
     pub settings: BTreeMap<String, String>,
+    /// The addresses of the instances of balancers in front of it.
+    pub balancers: BTreeSet<IpAddr>,
     /// Its section of the file.
     pub section: Arc<PostgresCluster>,
 }
@@ -127,6 +129,20 @@ impl Postgres {
         self.nodes.iter().find(|node| node.patroni_name == name)
     }
 
+    /// The packages of the distribution that its nodes' machines need: PostgreSQL's programs, and what Patroni is run by.
+    pub fn packages(&self) -> impl Iterator<Item = String> {
+        self.package().into_iter().chain(["python3".to_owned()])
+    }
+
+    /// The package that PostgreSQL's programs come from, unless they come from elsewhere.
+    pub fn package(&self) -> Option<String> {
+        match &self.section.source {
+            None => Some(format!("postgresql-{}", self.version.major)),
+            Some(PostgresSource::Package(package)) => Some(package.clone()),
+            Some(PostgresSource::Directory(_) | PostgresSource::Archive(_)) => None,
+        }
+    }
+
     /// How many synchronous standbys there should be.
     pub fn synchronous_standbys(&self) -> u32 {
         let standbys = u32::try_from(self.nodes.len().saturating_sub(1)).unwrap_or(u32::MAX);
@@ -138,10 +154,15 @@ impl Postgres {
 
     /// The addresses of all present and future nodes: they reach each other, and the members of etcd.
     pub fn neighbours(&self, ledger: &Ledger) -> BTreeSet<IpAddr> {
+        self.places(ledger).into_values().collect()
+    }
+
+    /// All present and future nodes with their addresses.
+    pub fn places(&self, ledger: &Ledger) -> BTreeMap<Name, IpAddr> {
         let places = ledger.places();
-        let started = ledger.postgres.get(&self.name).into_iter().flat_map(|cluster| cluster.started.keys());
-        let here = started.filter_map(|node| places.get(node).copied());
-        self.nodes.iter().map(|node| node.address).chain(here).collect()
+        let started = ledger.of_postgres(&self.name).started.keys();
+        let here = started.filter_map(|node| Some((node.clone(), *places.get(node)?)));
+        here.chain(self.nodes.iter().map(|node| (node.name.clone(), node.address))).collect()
     }
 
     /// Patroni's file on a node, with these members of etcd and this user of etcd in it. The node's agent puts secrets, and
@@ -158,6 +179,7 @@ impl Postgres {
             settings: &self.settings,
             nodes: &self.nodes.iter().map(|node| node.address).collect(),
             access: &section.access,
+            balancers: &self.balancers,
             programs: match section.source {
                 None | Some(PostgresSource::Package(_)) => Programs::Package(self.version.major),
                 Some(PostgresSource::Directory(_) | PostgresSource::Archive(_)) => Programs::Installed(self.version),
@@ -167,6 +189,12 @@ impl Postgres {
             tags: node.tags,
         });
         Config { digest: patroni::digest(&text), text }
+    }
+
+    /// Lets clients in by way of this balancer; returns what its nodes' certificates hold.
+    pub(super) fn stand_behind(&mut self, balancer: &Balancer) -> impl Iterator<Item = &mut LeafProfile> {
+        self.balancers.extend(balancer.instances.iter().map(|instance| instance.address));
+        self.nodes.iter_mut().map(|node| &mut node.server)
     }
 
     /// Makes the choices that its nodes' machines decide.
@@ -284,6 +312,7 @@ pub(super) fn resolve(
         patroni: section.patroni.version,
         nodes: nodes.collect(),
         settings: settings(section),
+        balancers: BTreeSet::new(),
         section: Arc::new(section.clone()),
     };
     Ok((postgres, places))

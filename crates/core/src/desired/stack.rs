@@ -7,7 +7,8 @@ use std::sync::Arc;
 use super::addresses::Spot;
 use super::machines::Overrides;
 use super::{
-    AGENT_PORT, Agents, Balancer, Config, Etcd, Instance, LeafProfile, Machine, Postgres, Unplaced, etcd, machines,
+    AGENT_PORT, Agents, Balancer, Behind, Config, Etcd, Instance, LeafProfile, Machine, Postgres, Unplaced, etcd,
+    machines,
 };
 use crate::observed::Ledger;
 use crate::render;
@@ -48,7 +49,7 @@ impl Stack {
         self.machines.get(name)
     }
 
-    /// Clients of a balancer check the member's certificate against the balancer's name and addresses.
+    /// Clients of a balancer check the certificate of the member, or of the node, against the balancer's name and addresses.
     pub(super) fn stand_behind(
         &mut self,
         balancer: Balancer,
@@ -57,7 +58,14 @@ impl Stack {
         zones: Option<&BTreeMap<Name, Name>>,
     ) {
         self.machines.extend(machines::resolve(fleet, &Overrides::default(), own, zones));
-        for LeafProfile { names, addresses, .. } in self.etcd.members.iter_mut().map(|member| &mut member.server) {
+        let servers: Vec<&mut LeafProfile> = match &balancer.behind {
+            Behind::Members => self.etcd.members.iter_mut().map(|member| &mut member.server).collect(),
+            Behind::Nodes(name) => {
+                let cluster = self.postgres.iter_mut().find(|cluster| cluster.name == *name);
+                cluster.into_iter().flat_map(|cluster| cluster.stand_behind(&balancer)).collect()
+            }
+        };
+        for LeafProfile { names, addresses, .. } in servers {
             names.extend(balancer.names.iter().cloned());
             names.sort();
             names.dedup();
@@ -95,9 +103,10 @@ impl Stack {
         self.instances().find(|(_, instance)| instance.name == *machine)
     }
 
-    /// The addresses of instances of its balancers, which check its members' health.
+    /// The addresses of instances of balancers that check its members' health.
     fn checked_from(&self) -> BTreeSet<IpAddr> {
-        self.instances().map(|(_, instance)| instance.address).collect()
+        let before = self.instances().filter(|(balancer, _)| balancer.behind == Behind::Members);
+        before.map(|(_, instance)| instance.address).collect()
     }
 
     /// The firewall's rules on this machine; nothing where raftsman writes none.
@@ -106,8 +115,7 @@ impl Stack {
         let (sources, agent_port, metrics) = (firewall.as_ref()?, AGENT_PORT, *metrics);
         if let Some((cluster, _)) = self.node(name) {
             let nodes = &cluster.neighbours(ledger);
-            // No balancer is in front of PostgreSQL so far.
-            let balancers = &BTreeSet::new();
+            let balancers = &cluster.balancers;
             let text = nftables::node_rules(&NodeFirewall { sources, agent_port, nodes, balancers, metrics });
             return Some(Config { digest: render::digest(&text), text });
         }

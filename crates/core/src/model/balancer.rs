@@ -6,9 +6,10 @@ use std::net::IpAddr;
 use super::effects::Impossible;
 use super::{MachineModel, World};
 use crate::action::BalancerAction;
-use crate::desired::Stack;
+use crate::desired::{Behind, Stack};
 use crate::observed::{
-    BalancerFacts, BalancerOnMachine, PackagedProgram, Power, ServerFacts, ServerState, Service, ServiceState,
+    BalancerFacts, BalancerOnMachine, CertificateFacts, PackagedProgram, Power, ServerFacts, ServerState, Service,
+    ServiceState,
 };
 use crate::spec::Name;
 
@@ -33,6 +34,8 @@ pub struct BalancerModel {
     pub backs_off: bool,
     /// keepalived ended by itself, beside a HAProxy that runs.
     pub address_backs_off: bool,
+    /// The certificate that HAProxy shows to Patroni.
+    pub certificate: Option<CertificateFacts>,
 }
 
 /// keepalived at one instance.
@@ -78,6 +81,7 @@ impl Default for BalancerModel {
             draining: BTreeSet::new(),
             backs_off: false,
             address_backs_off: false,
+            certificate: None,
         }
     }
 }
@@ -103,6 +107,7 @@ impl BalancerModel {
             draining: draining.map(|(name, _)| name.clone()).collect(),
             backs_off: seen.haproxy.service.state == ServiceState::Backoff,
             address_backs_off: seen.keepalived.service.state == ServiceState::Backoff,
+            certificate: seen.certificate.clone(),
         }
     }
 
@@ -171,11 +176,19 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &BalancerAction) -
     let addressed = desired.instance(action.machine()).and_then(|(_, instance)| instance.keepalived.as_ref());
     let vrrp = Vrrp::of(desired, action.machine(), VrrpState::Backup);
     let ledger = world.ledger.clone();
+    let signed = match action {
+        BalancerAction::IssueBalancerCertificate { machine } => Some(world.balancer_certificate(desired, machine)?),
+        _ => None,
+    };
     let balancer = &mut world.claimed(action.machine())?.balancer;
     match action {
-        BalancerAction::ConfigureBalancer { machine, members, digest } => {
-            let (front, instance) = desired.instance(machine).ok_or_else(|| impossible("no instance is there"))?;
-            let file = front.haproxy(instance, &desired.etcd.backends(members, &ledger));
+        BalancerAction::IssueBalancerCertificate { .. } => balancer.certificate = signed,
+        BalancerAction::ConfigureBalancer { machine, members, certificate, digest } => {
+            let of = desired.instance(machine).ok_or_else(|| impossible("no instance is there"))?;
+            let has = balancer.certificate.as_ref().map(|certificate| &certificate.fingerprint);
+            let file = desired.haproxy(of, members, certificate.as_deref(), &ledger);
+            let file = file.filter(|_| certificate.is_none() || has == certificate.as_ref());
+            let file = file.ok_or_else(|| impossible("it lacks its certificate"))?;
             if file.digest != *digest {
                 return Err(impossible("the configuration is not the one that was planned"));
             }
@@ -207,6 +220,16 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &BalancerAction) -
 }
 
 impl World {
+    /// What the authority of the PostgreSQL cluster signs for an instance in front of it.
+    fn balancer_certificate(&self, desired: &Stack, machine: &Name) -> Result<CertificateFacts, Impossible> {
+        let none = || Impossible(format!("{machine} is in front of no PostgreSQL"));
+        let (balancer, instance) = desired.instance(machine).ok_or_else(none)?;
+        let (Behind::Nodes(cluster), Some(profile)) = (&balancer.behind, &instance.probe) else { return Err(none()) };
+        let trust = self.ledger.of_postgres(cluster).trust.as_ref();
+        let trust = trust.ok_or_else(|| Impossible("there is no authority".to_owned()))?;
+        Ok(self.signed(machine, "Balancer", profile, trust, &trust.current))
+    }
+
     /// What an agent reports of the instance on its machine.
     pub(super) fn observe_balancer(&self, desired: &Stack, balancer: &BalancerModel) -> BalancerOnMachine {
         let running = balancer.running.as_ref().filter(|_| !balancer.backs_off);
@@ -229,11 +252,17 @@ impl World {
             ports_taken: Vec::new(),
         };
         let server = |name: &Name| {
-            let state = match self.observe_member(desired, name).etcd.seen() {
-                None => ServerState::Down,
-                Some(etcd) if etcd.read_error.is_some() => ServerState::Down,
-                Some(_) if balancer.draining.contains(name) => ServerState::Draining,
-                Some(_) => ServerState::Up,
+            let state = match self.machines.get(name).filter(|machine| machine.postgres.node.is_some()) {
+                Some(node) => match node.postgres.is_primary() && node.postgres.answers() {
+                    true => ServerState::Up,
+                    false => ServerState::Down,
+                },
+                None => match self.observe_member(desired, name).etcd.seen() {
+                    None => ServerState::Down,
+                    Some(etcd) if etcd.read_error.is_some() => ServerState::Down,
+                    Some(_) if balancer.draining.contains(name) => ServerState::Draining,
+                    Some(_) => ServerState::Up,
+                },
             };
             (name.clone(), ServerFacts { state, connections: 0 })
         };
@@ -250,8 +279,9 @@ impl World {
                 balancer.running_address.as_ref().filter(|_| !balancer.address_backs_off),
                 balancer.address_backs_off,
             ),
-            facts: BalancerFacts { servers },
+            facts: BalancerFacts { servers, ..BalancerFacts::default() },
             problem: None,
+            certificate: balancer.certificate.clone(),
             has_virtual_address: balancer.shares_address()
                 && balancer.vrrp.is_some_and(|vrrp| vrrp.state == VrrpState::Master),
         }

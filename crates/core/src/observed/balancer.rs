@@ -1,11 +1,11 @@
-//! What HAProxy reports over its admin socket (`show stat`) → each member's state at one instance of a balancer.
+//! What HAProxy reports over its admin socket (`show stat`) → each server's state at one instance of a balancer.
 
 use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-use super::agent::{PortTaken, Service, ServiceState};
-use crate::render::haproxy::BACKEND;
+use super::agent::{CertificateFacts, PortTaken, Service, ServiceState};
+use crate::render::haproxy::{BACKEND, PRIMARY, REPLICAS};
 use crate::spec::Name;
 
 /// An instance of a balancer on one machine, as its agent sees it.
@@ -23,6 +23,9 @@ pub struct BalancerOnMachine {
     /// Whether the machine has the virtual address now.
     #[serde(default)]
     pub has_virtual_address: bool,
+    /// The certificate that HAProxy shows to Patroni.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub certificate: Option<CertificateFacts>,
 }
 
 /// A program of the distribution on one machine, as its agent sees it.
@@ -55,23 +58,26 @@ impl PackagedProgram {
     }
 }
 
-/// What one instance reports about the members behind it.
+/// What one instance reports about the servers behind it.
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct BalancerFacts {
-    /// Each member that it passes connections to, by name.
+    /// Each member, or each node of PostgreSQL, that it passes connections to, by name. Of nodes, the primary alone is up.
     pub servers: BTreeMap<Name, ServerFacts>,
+    /// Each node that it passes connections of clients to that only read. Of these, standbys are up.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub replicas: BTreeMap<Name, ServerFacts>,
 }
 
-/// What one instance reports about one member.
+/// What one instance reports about one server.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct ServerFacts {
-    /// Whether the member gets new connections, and why not.
+    /// Whether it gets new connections, and why not.
     pub state: ServerState,
     /// How many connections it has through this instance.
     pub connections: u64,
 }
 
-/// Whether a member gets new connections, and why not.
+/// Whether a server gets new connections, and why not.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "lowercase")]
 pub enum ServerState {
@@ -112,12 +118,17 @@ impl BalancerFacts {
             |name: &'static str| header.iter().position(|column| *column == name).ok_or(StatError::NoColumn(name));
         let (proxy, server, status, connections) =
             (column("pxname")?, column("svname")?, column("status")?, column("scur")?);
-        let mut servers = BTreeMap::new();
+        let mut facts = Self::default();
         for line in lines {
             let columns: Vec<&str> = line.split(',').collect();
             let at = |index: usize| columns.get(index).copied().unwrap_or_default();
+            let servers = match at(proxy) {
+                BACKEND | PRIMARY => &mut facts.servers,
+                REPLICAS => &mut facts.replicas,
+                _ => continue,
+            };
             // Besides servers, there is a line for the backend as a whole.
-            let Some(name) = Name::parse(at(server)).ok().filter(|_| at(proxy) == BACKEND) else { continue };
+            let Ok(name) = Name::parse(at(server)) else { continue };
             let wrong = |column: &'static str, value: &str| StatError::Value {
                 server: name.to_string(),
                 column,
@@ -127,7 +138,7 @@ impl BalancerFacts {
             let connections = at(connections).parse().map_err(|_| wrong("scur", at(connections)))?;
             servers.insert(name, ServerFacts { state, connections });
         }
-        Ok(Self { servers })
+        Ok(facts)
     }
 
     /// Whether this member can be drained at this instance: another one gets new connections.
@@ -177,6 +188,16 @@ any,main-1,0,0,0,0,,0,0,0,,0,,0,0,0,0,UP,1
             (name("main-3"), server(ServerState::Down, 0)),
         ]);
         assert_eq!(facts.servers, expected);
+    }
+
+    #[test]
+    fn standbys_are_told_from_the_primary() {
+        let report = "# pxname,svname,scur,status\nprimary,app-1,3,UP\nprimary,app-2,0,DOWN\nprimary,BACKEND,3,UP\n\
+                      readers,FRONTEND,1,OPEN\nreplicas,app-1,0,DOWN\nreplicas,app-2,1,UP\n";
+        let facts = BalancerFacts::parse(report).expect("a report");
+        let state = |of: &BTreeMap<Name, ServerFacts>| of.values().map(|server| server.state).collect::<Vec<_>>();
+        assert_eq!(state(&facts.servers), [ServerState::Up, ServerState::Down]);
+        assert_eq!(state(&facts.replicas), [ServerState::Down, ServerState::Up]);
     }
 
     #[test]

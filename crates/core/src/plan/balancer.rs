@@ -1,38 +1,65 @@
-//! Balancers of the file, their instances and the members that serve → instances to equip, start and reload; members
+//! Balancers of the file, their instances and what is behind them → instances to equip, start and reload; members of etcd
 //! to drain before they stop serving, and to admit once they serve again.
 
 use super::etcd::CRASHES;
 use super::members::{self, Standing};
+use super::pki::flaw;
 use super::report::{Because, Report};
 use super::{Draft, Reason, Step, Waiting, agents, machines};
 use crate::action::{Action, BalancerAction, MemberAction};
-use crate::desired::{Balancer, Instance};
-use crate::observed::{AgentReport, BalancerOnMachine, Observed, ServerState, ServiceState};
+use crate::desired::{Balancer, Behind, HEALTH_PORT, Instance, REST_PORT};
+use crate::observed::{
+    AgentReport, BalancerOnMachine, CertificateFacts, Observed, PostgresView, ServerState, ServiceState,
+};
 use crate::render::{haproxy, keepalived};
 use crate::spec::Name;
 
-const HAPROXY: &str = "HAProxy";
+pub(super) const HAPROXY: &str = "HAProxy";
 pub(super) const KEEPALIVED: &str = "keepalived";
 
 /// Brings the machines that balancers have to themselves to where HAProxy can run. What is waited for there is returned:
 /// a machine of a balancer that does not come up delays nothing of etcd.
 pub(super) fn prepare(draft: &mut Draft<'_>) -> Vec<Waiting> {
     let desired = draft.desired;
-    desired.own_instances().filter_map(|instance| prepare_one(draft, instance)).collect()
+    let own = desired.instances().filter(|(_, instance)| !instance.beside_member);
+    own.filter_map(|(balancer, instance)| prepare_one(draft, balancer, instance)).collect()
 }
 
-fn prepare_one(draft: &mut Draft<'_>, instance: &Instance) -> Option<Waiting> {
+fn prepare_one(draft: &mut Draft<'_>, balancer: &Balancer, instance: &Instance) -> Option<Waiting> {
     let moves = draft.desired.machine(&instance.name).is_some_and(|machine| machine.capabilities.moves);
-    machines::equipped(draft, &instance.name, instance.address, moves).err().flatten()
+    match machines::equipped(draft, &instance.name, instance.address, moves) {
+        Ok(report) => {
+            if let Some(step) = certificate(draft, balancer, instance, report) {
+                draft.steps.push(step);
+            }
+            None
+        }
+        Err(waiting) => waiting,
+    }
+}
+
+/// Signs the certificate that an instance presents to Patroni, where it lacks one or its own is to be renewed. HAProxy takes
+/// it up with its file, which names it.
+fn certificate(draft: &Draft<'_>, balancer: &Balancer, instance: &Instance, report: &AgentReport) -> Option<Step> {
+    let (Behind::Nodes(cluster), Some(profile)) = (&balancer.behind, &instance.probe) else { return None };
+    let seen = report.balancer.as_ref()?;
+    // The CA is made with the machines of nodes.
+    let signer = &draft.observed.ledger.of_postgres(cluster).trust.as_ref()?.current;
+    if signer.not_after <= draft.now || agents::comes_first(draft, report) {
+        return None;
+    }
+    let reason = flaw(seen.certificate.as_ref(), profile, None, signer, draft.now)?;
+    Some(Step::new(BalancerAction::IssueBalancerCertificate { machine: instance.name.clone() }, reason))
 }
 
 /// Configures and starts the instances, and has them take up what has changed, one at a time.
 pub(super) fn run(draft: &mut Draft<'_>) -> Report {
     let (desired, observed) = (draft.desired, draft.observed);
-    let Some(members) = backends(draft) else { return Report::Looked };
+    let members = backends(draft);
     let settled = settled(draft);
     let mut reloads = Vec::new();
     for (balancer, instance) in desired.instances() {
+        let Some(servers) = servers(draft, balancer, members.as_deref()) else { continue };
         let Some(report) = reported(observed, &instance.name) else { continue };
         let machine = instance.name.clone();
         // It takes only the lines that it knows.
@@ -47,12 +74,21 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
             draft.wait(waiting);
             continue;
         }
-        let digest = balancer.haproxy(instance, &desired.etcd.backends(&members, &observed.ledger)).digest;
+        let certificate = match balancer.behind {
+            Behind::Members => None,
+            Behind::Nodes(_) => match accepted(draft, balancer, seen) {
+                Some(certificate) => Some(certificate.fingerprint.clone()),
+                // It is waited for on the machine.
+                None => continue,
+            },
+        };
+        let file = desired.haproxy((balancer, instance), &servers, certificate.as_deref(), &observed.ledger);
+        let Some(digest) = file.map(|file| file.digest) else { continue };
         let wanted = Wanted { haproxy: &digest, keepalived: instance.keepalived.as_ref().map(|file| &file.digest) };
         if !wanted.is_written(seen) {
             if settled || seen.haproxy.config.is_none() {
-                let reason = changed(seen, &members);
-                let action = BalancerAction::ConfigureBalancer { machine, members: members.clone(), digest };
+                let reason = changed(seen, &servers);
+                let action = BalancerAction::ConfigureBalancer { machine, members: servers, certificate, digest };
                 draft.steps.push(Step::new(action, reason));
             }
             continue;
@@ -62,7 +98,7 @@ pub(super) fn run(draft: &mut Draft<'_>) -> Report {
         } else if !seen.haproxy.runs() || wanted.keepalived.is_some() && seen.keepalived.is_stopped() {
             draft.steps.push(Step::new(BalancerAction::StartBalancer { machine }, Reason::NotRunning));
         } else if !wanted.is_taken_up(seen) {
-            let reason = changed(seen, &members);
+            let reason = changed(seen, &servers);
             reloads.push(Step::new(BalancerAction::ReloadBalancer { machine }, reason));
         }
     }
@@ -110,6 +146,22 @@ fn changed(seen: &BalancerOnMachine, members: &[Name]) -> Reason {
         Some(_) if !servers.is_empty() && !same => Reason::OtherMembers,
         Some(_) => Reason::Changed,
     }
+}
+
+/// What connections are passed to; nothing where that is not known now.
+fn servers(draft: &Draft<'_>, balancer: &Balancer, members: Option<&[Name]>) -> Option<Vec<Name>> {
+    match &balancer.behind {
+        Behind::Members => members.map(<[Name]>::to_vec),
+        // HAProxy asks each of them for its role.
+        Behind::Nodes(_) => Some(draft.desired.servers(balancer, &draft.observed.ledger)),
+    }
+}
+
+/// The certificate of an instance, where nodes accept it.
+fn accepted<'a>(draft: &Draft<'a>, balancer: &Balancer, seen: &'a BalancerOnMachine) -> Option<&'a CertificateFacts> {
+    let Behind::Nodes(cluster) = &balancer.behind else { return None };
+    let trust = draft.observed.ledger.of_postgres(cluster).trust.as_ref()?;
+    seen.certificate.as_ref().filter(|certificate| trust.accepts(certificate, draft.now))
 }
 
 /// The members that connections are passed to: those of the file that have a vote. A learner answers health checks as
@@ -184,7 +236,7 @@ pub(super) fn drain(draft: &mut Draft<'_>) -> Report {
         _ => return Report::Looked,
     };
     let (mut admits, mut drains) = (Vec::new(), Vec::new());
-    for (instance, seen) in asked(draft) {
+    for (_, instance, seen) in asked(draft).filter(|(balancer, ..)| balancer.behind == Behind::Members) {
         for (member, server) in &seen.facts.servers {
             let (machine, member) = (instance.name.clone(), member.clone());
             match server.state {
@@ -210,18 +262,29 @@ pub(super) fn drain(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// Members that serve, and that an instance does not find healthy yet. One that was drained shows only then that it is to
-/// be admitted.
+/// Members that serve, and primaries, that an instance does not find healthy yet. A member that was drained shows only then
+/// that it is to be admitted.
 fn unchecked(draft: &Draft<'_>) -> Vec<Waiting> {
     let mut waiting = Vec::new();
-    for (instance, seen) in asked(draft) {
-        for (member, server) in &seen.facts.servers {
-            if server.state == ServerState::Down && draft.view.healthy.contains(member) {
-                waiting.push(Waiting::BalancerChecks { machine: instance.name.clone(), member: member.clone() });
-            }
-        }
+    for (balancer, instance, seen) in asked(draft) {
+        let (serving, port): (Vec<Name>, u16) = match &balancer.behind {
+            Behind::Members => (draft.view.healthy.iter().map(|name| (*name).clone()).collect(), HEALTH_PORT),
+            Behind::Nodes(cluster) => (primary(draft, cluster).into_iter().collect(), REST_PORT),
+        };
+        let down = |name: &&Name| seen.facts.servers.get(*name).is_some_and(|server| server.state == ServerState::Down);
+        waiting.extend(serving.iter().filter(down).map(|member| {
+            let (machine, member) = (instance.name.clone(), member.clone());
+            Waiting::BalancerChecks { machine, member, port }
+        }));
     }
     waiting
+}
+
+/// The node that takes writes.
+fn primary(draft: &Draft<'_>, cluster: &Name) -> Option<Name> {
+    let cluster = draft.desired.postgres(cluster)?;
+    let seen = PostgresView::seen(cluster, draft.observed)?;
+    cluster.node_in_patroni(seen.primary()?).map(|node| node.name.clone())
 }
 
 /// Whether each virtual address is at one instance.
@@ -257,11 +320,11 @@ fn misplaced(observed: &Observed, balancer: &Balancer) -> Option<Waiting> {
 }
 
 /// Instances that run and answer.
-fn asked<'a>(draft: &Draft<'a>) -> impl Iterator<Item = (&'a Instance, &'a BalancerOnMachine)> {
+fn asked<'a>(draft: &Draft<'a>) -> impl Iterator<Item = (&'a Balancer, &'a Instance, &'a BalancerOnMachine)> {
     let (desired, observed) = (draft.desired, draft.observed);
-    desired.instances().filter_map(|(_, instance)| {
+    desired.instances().filter_map(|(balancer, instance)| {
         let seen = reported(observed, &instance.name)?.balancer.as_ref()?;
-        (seen.haproxy.runs() && seen.problem.is_none()).then_some((instance, seen))
+        (seen.haproxy.runs() && seen.problem.is_none()).then_some((balancer, instance, seen))
     })
 }
 

@@ -202,11 +202,6 @@ const NORMAL: &[Pass] = &[
         &[Condition::Postgres, Condition::NothingPlanned, Condition::Quorum],
         |d, _| postgres::roll(d),
     ),
-    Pass::new(
-        "former nodes of PostgreSQL",
-        &[Condition::Postgres, Condition::Placed, Condition::NothingPlanned, Condition::Quorum],
-        |d, _| postgres::retire(d),
-    ),
     Pass::new("scheduled defragmentation", &[Condition::NothingPlanned, Condition::Quorum], |d, _| {
         maintenance::routine(d)
     }),
@@ -220,6 +215,12 @@ const NORMAL: &[Pass] = &[
             d.waiting.append(&mut found.behind);
             balancer::run(d)
         },
+    ),
+    // Once balancers in front of it have those that replace them: one of these may become the primary at any time.
+    Pass::new(
+        "former nodes of PostgreSQL",
+        &[Condition::Postgres, Condition::Placed, Condition::NothingPlanned, Condition::Quorum],
+        |d, _| postgres::retire(d),
     ),
     // Last of all, so that a password that cannot be read keeps no operator from repairing a cluster.
     Pass::new(

@@ -74,7 +74,7 @@ fn prepare_one(draft: &mut Draft<'_>, cluster: &Postgres, node: &Node) -> Option
     configure(draft, cluster, node, seen);
     // Where its programs are is said in Patroni's file.
     if seen.written.is_some() && seen.installed.is_none() {
-        let package = format!("postgresql-{}", cluster.version.major);
+        let package = cluster.package()?;
         return Some(Waiting::PackageMissing { machine: name.clone(), package });
     }
     None
@@ -186,7 +186,9 @@ fn start(
     };
     let rolled_back = is_rolled_back(cluster, observed) && seen.primary().is_none();
     let first = furthest(cluster, observed).filter(|_| rolled_back);
-    let all_lost = || cluster.nodes.iter().all(|n| node(observed, &n.name).is_some_and(|on| on.data == PgData::Empty));
+    // Those that leave the file still have it, until others have copied it.
+    let empty = |name: &Name| node(observed, name).is_some_and(|on| on.data == PgData::Empty);
+    let all_lost = || machines_of(cluster, observed).into_iter().all(empty);
     if all_lost() {
         draft.wait(PostgresWaiting::AllPgDataLost { cluster: cluster.name.clone() }.into());
         return;
@@ -330,10 +332,11 @@ pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
     for cluster in &desired.postgres {
         let known = observed.ledger.of_postgres(&cluster.name);
         let Some(seen) = PostgresView::seen(cluster, observed) else { return Report::Left(Because::Awaited) };
-        let former = known.started.keys().find(|name| cluster.node(name).is_none());
-        let Some(machine) = former.cloned() else { continue };
+        // The primary last: until the others are gone, one of them may be the only synchronous standby.
+        let former = known.started.keys().filter(|name| cluster.node(name).is_none());
+        let Some(machine) = former.min_by_key(|name| seen.primary() == Some(name.as_str())).cloned() else { continue };
         if seen.primary() == Some(machine.as_str()) {
-            let step = switched_over(cluster, &seen, &machine, Reason::NotInFile);
+            let step = switched_over(draft, cluster, &seen, &machine, Reason::NotInFile);
             return push(draft, cluster, step);
         }
         let step = match node(observed, &machine) {
@@ -367,7 +370,7 @@ pub(super) fn switch_over(draft: &mut Draft<'_>, cluster: &Postgres, to: Option<
         let action = PostgresAction::Switchover { cluster: name, from, to: to.clone() };
         return draft.steps.push(Step::new(action, Reason::Asked));
     }
-    match (switched_over(cluster, &seen, &from, Reason::Asked), why) {
+    match (switched_over(draft, cluster, &seen, &from, Reason::Asked), why) {
         (None, Some(why)) => draft.wait(unsettled(why).into()),
         (step, _) => drop(push(draft, cluster, step)),
     }

@@ -158,12 +158,14 @@ pub enum Waiting {
         /// How it ended.
         error: String,
     },
-    /// HAProxy has not found a member healthy yet that serves.
+    /// HAProxy has not found a member healthy yet that serves, or the primary.
     BalancerChecks {
         /// Where.
         machine: Name,
-        /// The member.
+        /// The member, or the primary's node.
         member: Name,
+        /// Where it is asked for its health.
+        port: u16,
     },
     /// No instance of a balancer has taken its virtual address yet.
     VirtualAddressUnheld {

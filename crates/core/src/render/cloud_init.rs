@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 use std::net::IpAddr;
 
 use super::digest;
-use super::first_boot::FirstBoot;
+use super::first_boot::{FirstBoot, NO_CLUSTER};
 use super::yaml::{block, list, quoted};
 use crate::boot::Boot;
 use crate::spec::{Dns, Machines, Subnet};
@@ -84,12 +84,15 @@ pub fn user_data(first: &FirstBoot<'_>) -> Result<String, UserDataError> {
         line(format!("packages: {}", list(packages)));
     }
     if !first.files_in_place {
-        // Written after the packages are installed, which would overwrite some of them or ask about them.
+        // Written after the packages are installed, which would overwrite some of them or ask about them; but for the one
+        // that they are to find.
         line("write_files:".to_owned());
         for file in first.files().map_err(|source| UserDataError::Boot { machine: machine(), source })? {
             line(format!("- path: {}", quoted(&file.path)));
             line(format!("  permissions: \"{:04o}\"", file.mode));
-            line("  defer: true".to_owned());
+            if file.path != NO_CLUSTER {
+                line("  defer: true".to_owned());
+            }
             line(format!("  content: {}", block(&file.contents, 4)));
         }
     }

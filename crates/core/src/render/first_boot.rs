@@ -19,6 +19,8 @@ use crate::spec::{Machines, Updates};
 pub const BOOT: &str = "/etc/raftsman/boot.json";
 /// The data disk's label.
 pub const DATA_LABEL: &str = "raftsman-data";
+/// Has Debian's packages of PostgreSQL make no cluster of their own. It must be there before they are installed.
+pub const NO_CLUSTER: &str = "/etc/postgresql-common/createcluster.d/raftsman.conf";
 const FIRST_BOOT: &str = "/usr/local/lib/raftsman/first-boot";
 const DATA_DISK: &str = "/usr/local/lib/raftsman/data-disk";
 
@@ -38,7 +40,7 @@ pub struct FirstBoot<'a> {
     /// Where the agent's program comes from.
     pub agent: AgentFrom<'a>,
     /// The distribution's packages of programs that its agent is to supervise.
-    pub programs: &'a [&'static str],
+    pub programs: &'a [String],
     /// Whether the provider puts the machine's files in place itself, before its first start: it need not wait for the
     /// end of cloud-init then.
     pub files_in_place: bool,
@@ -102,7 +104,7 @@ impl FirstBoot<'_> {
     }
 
     /// What the distribution has to have installed; nothing where the image carries everything.
-    pub fn packages(&self) -> Vec<&'static str> {
+    pub fn packages(&self) -> Vec<&str> {
         let machines = self.machines;
         if !machines.installs() {
             return Vec::new();
@@ -117,8 +119,13 @@ impl FirstBoot<'_> {
             ("unattended-upgrades", machines.updates == Some(Updates::Security)),
         ];
         packages.extend(wanted.iter().filter(|(_, wanted)| *wanted).map(|(name, _)| *name));
-        packages.extend(self.programs);
+        packages.extend(self.programs.iter().map(String::as_str));
         packages
+    }
+
+    /// Whether a package of PostgreSQL is installed, which would make and start a cluster of its own.
+    fn installs_postgres(&self) -> bool {
+        self.packages().iter().any(|package| package.starts_with("postgresql"))
     }
 
     /// Whether fluent-bit is installed: on its own, because Debian has no such package, and one that cannot be found
@@ -151,6 +158,9 @@ impl FirstBoot<'_> {
         }
         if machines.logs.is_some() {
             files.extend(super::fluent_bit::stubs());
+        }
+        if self.installs_postgres() {
+            files.push(file(NO_CLUSTER, 0o644, "create_main_cluster = false\n".to_owned()));
         }
         match machines.updates {
             None => {}

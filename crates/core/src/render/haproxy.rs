@@ -1,11 +1,11 @@
-//! One instance of a balancer and the members behind it → HAProxy's configuration file.
+//! One instance of a balancer and the servers behind it → HAProxy's configuration file.
 //!
-//! TCP is passed through, so that mutual TLS is between client and member, and etcd sees the client's certificate.
+//! TCP is passed through, so that TLS is between client and server, and etcd sees the client's certificate.
 
 use std::fmt::Write as _;
 use std::net::{IpAddr, SocketAddr};
 
-use crate::spec::Name;
+use crate::spec::{Name, Subnet};
 
 /// Debian's HAProxy.
 pub const PROGRAM: &str = "/usr/sbin/haproxy";
@@ -17,6 +17,12 @@ pub const FILE: &str = "haproxy.cfg";
 pub const BACKEND: &str = "etcd";
 /// The backend with all members that accept connections, for when none is healthy.
 pub const FALLBACK: &str = "any";
+/// The backend with the nodes of PostgreSQL of which one is the primary.
+pub const PRIMARY: &str = "primary";
+/// The backend with its standbys.
+pub const REPLICAS: &str = "replicas";
+/// The certificate that it shows to Patroni, and the CA certificates that it checks Patroni by, below the machine's root.
+pub const TLS: &str = "haproxy/tls";
 /// Where members are drained and admitted, below the machine's root.
 pub const SOCKET: &str = "haproxy/run/admin.sock";
 /// How many bytes the whole path of that socket may have. An address of a UNIX socket has 107 and an end; HAProxy first
@@ -27,6 +33,26 @@ pub const LONGEST_SOCKET: usize = 107 - ".4194304.tmp".len();
 /// serves reads and deletions, which is how space is freed. etcd up to 3.4 does not know the exception; see [`FALLBACK`].
 const HEALTH: &str = "/health?exclude=NOSPACE";
 
+/// Where Patroni says whether a node has a role.
+const ROLES: [&str; 2] = ["/primary", "/replica"];
+
+/// What is said of all members: an election is over before a member is unhealthy, with the default timers.
+const EACH_MEMBER: &str = "check inter 1s fall 3 rise 2 on-marked-down shutdown-sessions tcp-ut 30s";
+/// What is said of all members in the backend for when none is healthy.
+const EACH_LISTENER: &str = "check inter 1s fall 2 rise 1 tcp-ut 30s";
+
+/// What is said of all nodes of PostgreSQL: they are asked for their role over mutual TLS.
+fn each_node() -> String {
+    let tls = format!("{{root}}/{TLS}/current");
+    format!(
+        "check check-ssl verify required ca-file {tls}/ca.crt crt {tls}/tls.crt inter 1s fastinter 500ms downinter 500ms \
+         fall 3 rise 1 on-marked-down shutdown-sessions tcp-ut 30s"
+    )
+}
+
+/// HAProxy takes 64 words a line.
+const SOURCES_A_LINE: usize = 40;
+
 /// What an instance's configuration is made of.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Haproxy<'a> {
@@ -36,24 +62,43 @@ pub struct Haproxy<'a> {
     pub virtual_address: Option<IpAddr>,
     /// The port that clients connect to.
     pub port: u16,
-    /// The members that connections are passed to.
-    pub backends: &'a [Backend],
+    /// The servers that connections are passed to.
+    pub servers: Servers<'a>,
     /// How many connections are accepted.
     pub max_connections: u32,
-    /// How long a connection to a member may take to be made, in milliseconds.
+    /// How long a connection to a server may take to be made, in milliseconds.
     pub connect_ms: u64,
     /// How long a connection may be without traffic, in milliseconds.
     pub idle_ms: u64,
 }
 
-/// A member behind a balancer.
+/// The servers behind a balancer.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Servers<'a> {
+    /// Members of etcd: each that is healthy gets connections.
+    Members(&'a [Backend]),
+    /// Nodes of PostgreSQL: the primary gets connections, and standbys those of another port.
+    Nodes {
+        /// The nodes.
+        nodes: &'a [Backend],
+        /// The port that leads to standbys.
+        replicas_port: Option<u16>,
+        /// From where clients may connect. Nodes see the balancer's address, and cannot tell.
+        from: &'a [Subnet],
+        /// The fingerprint of the certificate that HAProxy shows to Patroni. It is read when HAProxy starts or reloads: with
+        /// another one, the file is another one, too.
+        certificate: &'a str,
+    },
+}
+
+/// A server behind a balancer.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Backend {
-    /// The member's name.
+    /// Its name.
     pub name: Name,
     /// Where clients' connections go.
     pub client: SocketAddr,
-    /// Where the member's health is asked for.
+    /// Where its health is asked for.
     pub health: SocketAddr,
 }
 
@@ -74,7 +119,21 @@ global
     hard-stop-after 5m
     stats socket {{root}}/{SOCKET} mode 600 level admin expose-fd listeners
     stats timeout 30s
-
+"
+    );
+    if let Servers::Nodes { certificate, .. } = haproxy.servers {
+        let _ = write!(
+            out,
+            "    \
+# The key is beside the certificate: {certificate}
+    ssl-load-extra-del-ext
+    ssl-default-server-options ssl-min-ver TLSv1.3
+"
+        );
+    }
+    let _ = write!(
+        out,
+        "
 defaults
     mode tcp
     log global
@@ -95,20 +154,31 @@ defaults
     timeout connect {connect_ms}ms
     timeout queue {connect_ms}ms
     timeout check 2s
-    # A member that refuses a connection is not tried again: the next one is.
+    # A server that refuses a connection is not tried again: the next one is.
     retries 3
     option redispatch 1
-
-frontend clients
 "
     );
+    match haproxy.servers {
+        Servers::Members(members) => members_of(&mut out, haproxy, members),
+        Servers::Nodes { nodes, replicas_port, from, .. } => nodes_of(&mut out, haproxy, nodes, replicas_port, from),
+    }
+    out
+}
+
+fn frontend(out: &mut String, haproxy: &Haproxy<'_>, name: &str, port: u16) {
+    let _ = writeln!(out, "\nfrontend {name}");
     if let Some(address) = haproxy.address {
-        let _ = writeln!(out, "    bind {} tcp-ut 30s", SocketAddr::new(address, haproxy.port));
+        let _ = writeln!(out, "    bind {} tcp-ut 30s", SocketAddr::new(address, port));
     }
     if let Some(address) = haproxy.virtual_address {
         // It listens there before the machine has the address.
-        let _ = writeln!(out, "    bind {} tcp-ut 30s transparent", SocketAddr::new(address, haproxy.port));
+        let _ = writeln!(out, "    bind {} tcp-ut 30s transparent", SocketAddr::new(address, port));
     }
+}
+
+fn members_of(out: &mut String, haproxy: &Haproxy<'_>, members: &[Backend]) {
+    frontend(out, haproxy, "clients", haproxy.port);
     let _ = write!(
         out,
         "\
@@ -124,22 +194,68 @@ backend {BACKEND}
     http-check expect status 200
     # An election is over before a member is unhealthy, with the default timers. A member that is cut off from the majority
     # loses its clients, which would wait there for ever.
-    default-server check inter 1s fall 3 rise 2 on-marked-down shutdown-sessions tcp-ut 30s
+    default-server {EACH_MEMBER}
 "
     );
-    for backend in haproxy.backends {
+    for backend in members {
         let Backend { name, client, health } = backend;
         // The machine is the same: only the port differs.
         let _ = writeln!(out, "    server {name} {client} port {}", health.port());
     }
-    let _ = write!(
-        out,
-        "\nbackend {FALLBACK}\n    balance leastconn\n    default-server check inter 1s fall 2 rise 1 tcp-ut 30s\n"
-    );
-    for Backend { name, client, .. } in haproxy.backends {
+    let _ = write!(out, "\nbackend {FALLBACK}\n    balance leastconn\n    default-server {EACH_LISTENER}\n");
+    for Backend { name, client, .. } in members {
         let _ = writeln!(out, "    server {name} {client}");
     }
-    out
+}
+
+fn nodes_of(out: &mut String, haproxy: &Haproxy<'_>, nodes: &[Backend], replicas_port: Option<u16>, from: &[Subnet]) {
+    let [primary, replica] = ROLES;
+    for (name, port, backend) in [("clients", Some(haproxy.port), PRIMARY), ("readers", replicas_port, REPLICAS)] {
+        let Some(port) = port else { continue };
+        frontend(out, haproxy, name, port);
+        let _ = write!(
+            out,
+            "    \
+# Until checks have shown which node is the primary, each node seems to have each role: after a start, for about a second.
+    tcp-request connection reject if {{ nbsrv({PRIMARY}) gt 1 }}
+"
+        );
+        only_from(out, from);
+        let _ = writeln!(out, "    default_backend {backend}");
+    }
+    backend(out, PRIMARY, "first", primary, nodes);
+    if replicas_port.is_some() {
+        backend(out, REPLICAS, "leastconn", replica, nodes);
+    }
+}
+
+/// Nodes see the balancer's address in the place of the client's: what the file allows of sources is checked here.
+fn only_from(out: &mut String, from: &[Subnet]) {
+    for sources in from.chunks(SOURCES_A_LINE) {
+        let sources: Vec<String> = sources.iter().map(Subnet::to_string).collect();
+        let _ = writeln!(out, "    tcp-request connection accept if {{ src {} }}", sources.join(" "));
+    }
+    let _ = writeln!(out, "    tcp-request connection reject");
+}
+
+/// A backend whose nodes are asked for their role at Patroni's REST interface, which wants a certificate.
+fn backend(out: &mut String, name: &str, balance: &str, role: &str, nodes: &[Backend]) {
+    let each = each_node();
+    let _ = write!(
+        out,
+        "
+backend {name}
+    balance {balance}
+    option httpchk
+    http-check send meth GET uri {role} ver HTTP/1.1 hdr Host patroni
+    http-check expect status 200
+    # Clients of a node that lost this role would wait there, or read what is old: their connections are cut.
+    default-server {each}
+"
+    );
+    for Backend { name, client, health } in nodes {
+        let _ = writeln!(out, "    server {name} {client} port {} verifyhost {name}", health.port());
+    }
 }
 
 /// The number of the first line that is none of [`config`]'s. HAProxy's own language starts programs, opens sockets and
@@ -160,16 +276,22 @@ fn is_ours(line: &str) -> bool {
         && match words.as_slice() {
             []
             | ["global" | "defaults"]
-            | ["frontend", "clients"]
-            | ["backend" | "default_backend", BACKEND | FALLBACK]
+            | ["frontend", "clients" | "readers"]
+            | ["backend" | "default_backend", BACKEND | FALLBACK | PRIMARY | REPLICAS]
+            | ["ssl-load-extra-del-ext"]
+            | ["ssl-default-server-options", "ssl-min-ver", "TLSv1.3"]
+            | ["tcp-request", "connection", "reject"]
             | ["log", "global"]
             | ["log", "stdout", "format", "raw", "local0"]
             | ["mode", "tcp"]
             | ["no", "strict-limits"]
-            | ["balance", "leastconn"]
+            | ["balance", "leastconn" | "first"]
             | ["option", "tcplog" | "dontlog-normal" | "clitcpka" | "srvtcpka" | "httpchk"]
-            | ["http-check", "send" | "expect", ..]
+            | ["http-check", "expect", "status", "200"]
             | ["use_backend", FALLBACK, "if", "{", _, "eq", "0", "}"] => true,
+            ["tcp-request", "connection", "reject", "if", "{", of, "gt", "1", "}"] => {
+                *of == format!("nbsrv({PRIMARY})")
+            }
             ["maxconn" | "retries" | "hard-stop-after", value]
             | ["option", "redispatch", value]
             | ["stats", "timeout", value]
@@ -179,11 +301,19 @@ fn is_ours(line: &str) -> bool {
                 path.strip_prefix("{root}/") == Some(SOCKET)
             }
             ["bind", at, "tcp-ut", time] | ["bind", at, "tcp-ut", time, "transparent"] => address(at) && number(time),
-            ["default-server", rest @ ..] => rest.iter().all(|word| {
-                number(word)
-                    || ["check", "inter", "fall", "rise", "on-marked-down", "shutdown-sessions", "tcp-ut"]
-                        .contains(word)
-            }),
+            ["tcp-request", "connection", "accept", "if", "{", "src", from @ .., "}"] => {
+                from.iter().all(|source| Subnet::parse(source).is_ok())
+            }
+            ["http-check", "send", "meth", "GET", "uri", uri, "ver", "HTTP/1.1", "hdr", "Host", "etcd" | "patroni"] => {
+                *uri == HEALTH || ROLES.contains(uri)
+            }
+            ["default-server", rest @ ..] => {
+                let rest = rest.join(" ");
+                rest == EACH_MEMBER || rest == EACH_LISTENER || rest == each_node()
+            }
+            ["server", name, at, "port", port, "verifyhost", host] => {
+                Name::parse(name).is_ok() && name == host && address(at) && number(port)
+            }
             ["server", name, at] => Name::parse(name).is_ok() && address(at),
             ["server", name, at, "port", port] => Name::parse(name).is_ok() && address(at) && number(port),
             _ => false,
@@ -211,13 +341,49 @@ mod tests {
             address: Some(IpAddr::from([10, 0, 0, 21])),
             virtual_address: Some(IpAddr::from([10, 0, 0, 100])),
             port: 2379,
-            backends: &backends(),
+            servers: Servers::Members(&backends()),
             max_connections: 10_000,
             connect_ms: 1000,
             idle_ms: 86_400_000,
         });
         assert_eq!(foreign_line(&text), None);
         insta::assert_snapshot!("haproxy", text);
+    }
+
+    #[test]
+    fn an_instance_in_front_of_postgresql() {
+        let node = |number: u8| {
+            let address = IpAddr::V4(Ipv4Addr::new(10, 0, 0, 30 + number));
+            let name = Name::parse(&format!("app-{number}")).expect("a name");
+            Backend { name, client: SocketAddr::new(address, 5432), health: SocketAddr::new(address, 8008) }
+        };
+        let nodes: Vec<Backend> = (1..=3).map(node).collect();
+        let from: Vec<Subnet> =
+            ["10.0.0.0/8", "fd00::/8"].iter().map(|f| Subnet::parse(f).expect("a network")).collect();
+        let servers =
+            Servers::Nodes { nodes: &nodes, replicas_port: Some(5433), from: &from, certificate: "0123456789abcdef" };
+        let text = config(&Haproxy {
+            address: Some(IpAddr::from([10, 0, 0, 21])),
+            virtual_address: Some(IpAddr::from([10, 0, 0, 100])),
+            port: 5432,
+            servers,
+            max_connections: 10_000,
+            connect_ms: 1000,
+            idle_ms: 86_400_000,
+        });
+        assert_eq!(foreign_line(&text), None);
+        insta::assert_snapshot!("haproxy_postgres", text);
+        let many = vec![from[0]; 100];
+        let longest = config(&Haproxy {
+            address: Some(IpAddr::from([10, 0, 0, 21])),
+            virtual_address: None,
+            port: 5432,
+            servers: Servers::Nodes { nodes: &nodes, replicas_port: None, from: &many, certificate: "0" },
+            max_connections: 10_000,
+            connect_ms: 1000,
+            idle_ms: 86_400_000,
+        });
+        assert!(longest.lines().all(|line| line.split_whitespace().count() <= 64), "HAProxy takes 64 words a line");
     }
 
     #[test]
@@ -238,6 +404,16 @@ mod tests {
             "    server a 10.0.0.1:2379 agent-check",
             "    log /dev/log local0",
             "    setenv A b",
+            "    default-server crt {root}/haproxy/tls/../../agent/tls/current/tls.crt",
+            "    default-server ca-file /etc/ssl/ca.crt",
+            "    default-server check inter 1s fall 3 rise 2",
+            "    http-check send meth POST uri /switchover ver HTTP/1.1 hdr Host patroni",
+            "    http-check send meth GET uri /primary ver HTTP/1.1 hdr Authorization x",
+            "    http-check expect status 503",
+            "    tcp-request connection accept if { always_true }",
+            "    tcp-request connection reject if { nbsrv(any) eq 0 }",
+            "    server a 10.0.0.1:5432 port 8008 verifyhost b",
+            "    ssl-engine rdrand",
             "    user root",
             "\tprogram x",
             "    maxconn 1\rprogram x",
@@ -256,7 +432,7 @@ mod tests {
             address: None,
             virtual_address: Some("fd00::99".parse().expect("an address")),
             port: 2379,
-            backends: &[one],
+            servers: Servers::Members(&[one]),
             max_connections: 100,
             connect_ms: 1000,
             idle_ms: 1000,

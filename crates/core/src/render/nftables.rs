@@ -38,8 +38,10 @@ pub struct Firewall<'a> {
 /// What an instance of a balancer is reached by.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Front {
-    /// The port that clients connect to.
-    pub port: u16,
+    /// The ports that clients connect to.
+    pub ports: Vec<u16>,
+    /// Whether they are PostgreSQL's clients, and not etcd's.
+    pub postgres: bool,
     /// The addresses of the other instances, with which it agrees on the virtual address; none where there is none.
     pub peers: Vec<IpAddr>,
 }
@@ -67,8 +69,8 @@ pub fn rules(firewall: &Firewall<'_>) -> String {
     if !balancers.is_empty() {
         accept(&mut out, "balancers that check etcd's health", HEALTH_PORT, Some(&balancers));
     }
-    if let Some(Front { port, peers }) = firewall.front {
-        if *port != CLIENT_PORT {
+    if let Some(Front { ports, peers, .. }) = firewall.front {
+        for port in ports.iter().filter(|port| **port != CLIENT_PORT) {
             accept(&mut out, "the balancer's clients", *port, sources.clients_from.as_deref());
         }
         accept_vrrp(&mut out, peers);
@@ -101,7 +103,13 @@ pub fn balancer_rules(firewall: &BalancerFirewall<'_>) -> String {
     let mut out = String::with_capacity(2048);
     out.push_str(HEAD);
     accept(&mut out, "raftsman's operators", firewall.agent_port, sources.operators_from.as_deref());
-    accept(&mut out, "etcd's clients", firewall.front.port, sources.clients_from.as_deref());
+    let (whose, from) = match firewall.front.postgres {
+        true => ("PostgreSQL's clients", &sources.postgres_from),
+        false => ("etcd's clients", &sources.clients_from),
+    };
+    for port in &firewall.front.ports {
+        accept(&mut out, whose, *port, from.as_deref());
+    }
     accept_vrrp(&mut out, &firewall.front.peers);
     accept(&mut out, "SSH", SSH_PORT, sources.ssh_from.as_deref());
     if firewall.metrics {
@@ -223,9 +231,21 @@ mod tests {
     fn a_balancer_lets_in_clients_and_its_peers() {
         let sources = FirewallSources { clients_from: Some(subnets(&["10.0.0.0/8"])), ..FirewallSources::default() };
         let peers = vec![IpAddr::from([10, 0, 0, 22]), "fd00::22".parse().expect("an address")];
-        let front = Front { port: 2379, peers };
+        let front = Front { ports: vec![2379], postgres: false, peers };
         let firewall = BalancerFirewall { sources: &sources, agent_port: 2378, front: &front, metrics: false };
         insta::assert_snapshot!("balancer", balancer_rules(&firewall));
+    }
+
+    #[test]
+    fn a_balancer_of_postgresql_lets_in_its_clients() {
+        let sources = FirewallSources { postgres_from: Some(subnets(&["10.5.0.0/16"])), ..FirewallSources::default() };
+        let front = Front { ports: vec![5432, 5433], postgres: true, peers: Vec::new() };
+        let rules =
+            balancer_rules(&BalancerFirewall { sources: &sources, agent_port: 2378, front: &front, metrics: false });
+        for port in [5432, 5433] {
+            assert!(rules.contains(&format!("ip saddr {{ 10.5.0.0/16 }} tcp dport {port} accept\n")), "{rules}");
+        }
+        assert!(!rules.contains("2379") && !rules.contains("8008"), "{rules}");
     }
 
     #[test]
@@ -240,7 +260,7 @@ mod tests {
             etcd_metrics: false,
             balancers: &balancers,
             nodes: &BTreeSet::from([IpAddr::from([10, 0, 0, 31])]),
-            front: Some(&Front { port: 12379, peers: Vec::new() }),
+            front: Some(&Front { ports: vec![12379], postgres: false, peers: Vec::new() }),
         });
         assert!(rules.contains("ip saddr { 10.9.0.0/16 } tcp dport 12379 accept\n"), "{rules}");
         assert!(rules.contains("ip saddr { 10.0.0.21 } tcp dport 2383 accept\n"), "{rules}");

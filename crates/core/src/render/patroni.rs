@@ -136,6 +136,8 @@ pub struct Patroni<'a> {
     pub nodes: &'a BTreeSet<IpAddr>,
     /// Which clients may connect.
     pub access: &'a [HbaRule],
+    /// The addresses of balancers, which let in clients from all networks of `access`.
+    pub balancers: &'a BTreeSet<IpAddr>,
     /// Where the programs of PostgreSQL are.
     pub programs: Programs,
     /// How many MiB of WAL a standby may be behind before its slot is given up.
@@ -312,9 +314,16 @@ fn access_rules(patroni: &Patroni<'_>) -> Vec<String> {
     }
     // A rule of the file may be for all users: these are the nodes' only.
     rules.push(format!("host all {REPLICATOR},{REWIND} all reject"));
-    for HbaRule { databases, users, from } in patroni.access {
+    let sources = HbaRule::sources(patroni.access);
+    for rule in patroni.access {
+        let HbaRule { databases, users, from } = rule;
         let (databases, users) = (names(databases), names(users));
-        rules.extend(from.iter().map(|from| format!("hostssl {databases} {users} {} scram-sha-256", network(*from))));
+        let apart = |source: &Subnet| !from.iter().any(|from| from.covers(*source));
+        // Of a balancer's clients, a node does not see from where they come.
+        let balancers = patroni.balancers.iter().filter(|_| rule.covers(&sources));
+        let balancers: BTreeSet<Subnet> = balancers.map(source).filter(apart).collect();
+        let from = from.iter().copied().chain(balancers);
+        rules.extend(from.map(|from| format!("hostssl {databases} {users} {} scram-sha-256", network(from))));
     }
     rules.push("host all all all reject".to_owned());
     rules

@@ -106,7 +106,7 @@ pub fn haproxy_unit() -> String {
         "\
 # Written by raftsman-agent, which starts, reloads and stops this unit: do not enable it.
 [Unit]
-Description=HAProxy in front of etcd, operated by raftsman
+Description=HAProxy, a balancer operated by raftsman
 After=network-online.target
 Conflicts=haproxy.service
 StartLimitIntervalSec=0

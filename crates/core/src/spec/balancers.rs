@@ -1,4 +1,4 @@
-//! The section `balancers:` → one address in front of an etcd cluster: where HAProxy runs, and what it listens on.
+//! The section `balancers:` → one address in front of a cluster: where HAProxy runs, and what it listens on.
 
 use std::fmt;
 use std::net::IpAddr;
@@ -8,21 +8,30 @@ use serde::de::value::SeqAccessDeserializer;
 use serde::de::{Error, MapAccess, SeqAccess, Unexpected, Visitor};
 use serde::{Deserialize, Deserializer, Serialize};
 
+use super::types::Spec;
 use super::units::{Duration, Name};
 
-/// A load balancer in front of one etcd cluster: HAProxy passes TCP connections to healthy members, so that mutual TLS is
-/// between client and member.
+/// A load balancer in front of one etcd cluster or one PostgreSQL cluster: HAProxy passes TCP connections to healthy
+/// members, or to the primary, so that TLS is between client and server.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct Balancer {
     /// The etcd cluster that it is in front of.
-    pub etcd: Name,
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub etcd: Option<Name>,
+    /// The PostgreSQL cluster that it is in front of.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub postgres: Option<Name>,
     /// How many instances of HAProxy, each on a machine of its own; or each of them; or `members`: one beside every
-    /// member of the cluster, on the member's machine.
+    /// member of the etcd cluster, on the member's machine.
     pub instances: Instances,
-    /// The port that clients connect to. On members' machines, etcd has 2379 of the machine's own address.
-    #[serde(default = "default_port")]
-    pub port: u16,
+    /// The port that clients connect to: 2379 in front of etcd, and 5432, which leads to the primary, in front of
+    /// PostgreSQL, by default. On members' machines, etcd has 2379 of the machine's own address.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub port: Option<u16>,
+    /// PostgreSQL: the port that leads to standbys, for clients that only read. None by default.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub replicas_port: Option<u16>,
     /// An address that one of the instances has at a time (VRRP, by keepalived): when its machine or its HAProxy fails,
     /// another instance takes the address over. Needs two instances or more.
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -30,13 +39,14 @@ pub struct Balancer {
     /// How instances agree on which of them has the virtual address.
     #[serde(default, skip_serializing_if = "Vrrp::is_default")]
     pub vrrp: Vrrp,
-    /// DNS names under which clients reach the balancer, besides its own name. They are in the members' certificates.
+    /// DNS names under which clients reach the balancer, besides its own name. They are in the certificates of members or
+    /// nodes.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub names: Vec<String>,
     /// How many connections one instance accepts; further clients wait. A connection takes up to 35 KiB of memory.
     #[serde(default = "default_connections")]
     pub max_connections: u32,
-    /// How long an instance waits for members and clients.
+    /// How long an instance waits for servers and clients.
     #[serde(default)]
     pub timeouts: BalancerTimeouts,
 }
@@ -100,7 +110,31 @@ pub struct BalancerTimeouts {
     pub idle: Duration,
 }
 
+/// What a balancer is in front of.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Behind<'a> {
+    /// The members of this etcd cluster.
+    Etcd(&'a Name),
+    /// The nodes of this PostgreSQL cluster.
+    Postgres(&'a Name),
+}
+
 impl Balancer {
+    /// What it is in front of; nothing where the file does not say, or says two.
+    pub fn behind(&self) -> Option<Behind<'_>> {
+        match (&self.etcd, &self.postgres) {
+            (Some(etcd), None) => Some(Behind::Etcd(etcd)),
+            (None, Some(postgres)) => Some(Behind::Postgres(postgres)),
+            (None, None) | (Some(_), Some(_)) => None,
+        }
+    }
+
+    /// The port that clients connect to.
+    pub fn port(&self) -> u16 {
+        let default = if self.postgres.is_some() { 5432 } else { 2379 };
+        self.port.unwrap_or(default)
+    }
+
     /// Whether instances share machines with the members.
     pub fn is_beside_members(&self) -> bool {
         match self.instances {
@@ -120,6 +154,16 @@ impl Balancer {
     }
 }
 
+impl Spec {
+    /// The etcd cluster whose stack a balancer is in: the one behind it, or the one that PostgreSQL behind it stands on.
+    pub fn beneath<'a>(&'a self, balancer: &'a Balancer) -> Option<&'a Name> {
+        match balancer.behind()? {
+            Behind::Etcd(etcd) => Some(etcd),
+            Behind::Postgres(postgres) => self.postgres.get(postgres)?.beneath(),
+        }
+    }
+}
+
 impl Vrrp {
     fn is_default(&self) -> bool {
         *self == Self::default()
@@ -128,13 +172,10 @@ impl Vrrp {
 
 impl Default for BalancerTimeouts {
     fn default() -> Self {
-        // etcd sends a ping over connections without traffic every two hours: watches are never idle for a day.
+        // etcd sends a ping over connections without traffic every two hours: watches are never idle for a day. Clients of
+        // PostgreSQL keep their connections in pools.
         Self { connect: Duration::from_millis(1000), idle: Duration::from_days(1) }
     }
-}
-
-fn default_port() -> u16 {
-    2379
 }
 
 fn default_connections() -> u32 {

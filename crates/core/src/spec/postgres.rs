@@ -3,6 +3,7 @@
 mod values;
 mod versions;
 
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 
 use indexmap::IndexMap;
@@ -16,8 +17,8 @@ use super::subnet::Subnet;
 use super::types::{Authority, Certificates, FlagValue, Secret, is_false};
 use super::units::{ByteSize, Duration, Name};
 
-/// One PostgreSQL cluster: a primary and its standbys, which Patroni runs. This version carries it out on this computer
-/// (`provider: local`), and refuses the keys that it does not carry out yet.
+/// One PostgreSQL cluster: a primary and its standbys, which Patroni runs. This version refuses the keys that it does not
+/// carry out yet.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields)]
 pub struct PostgresCluster {
@@ -408,12 +409,32 @@ pub struct PostgresRestoreFrom {
     pub backup: Option<String>,
 }
 
+impl HbaRule {
+    /// All networks that these rules let clients in from.
+    pub fn sources(rules: &[Self]) -> BTreeSet<Subnet> {
+        rules.iter().flat_map(|rule| &rule.from).copied().collect()
+    }
+
+    /// Whether it lets clients in from all of these networks.
+    pub fn covers(&self, sources: &BTreeSet<Subnet>) -> bool {
+        sources.iter().all(|source| self.from.iter().any(|from| from.covers(*source)))
+    }
+}
+
 impl PostgresCluster {
     /// The nodes that the file lists; none where it only counts them.
     pub fn listed(&self) -> &[Node] {
         match &self.nodes {
             Nodes::Count(_) => &[],
             Nodes::List(list) => list,
+        }
+    }
+
+    /// The etcd cluster of the file that it stands on; nothing where raftsman does not run it.
+    pub fn beneath(&self) -> Option<&Name> {
+        match &self.etcd {
+            DcsOf::Cluster(etcd) => Some(etcd),
+            DcsOf::External(_) => None,
         }
     }
 

@@ -86,6 +86,11 @@ impl Subnet {
         address.is_ipv4() == self.first.is_ipv4() && Self::cut(address, self.prefix) == self.first
     }
 
+    /// Whether all of another network is in it.
+    pub fn covers(self, other: Self) -> bool {
+        self.prefix <= other.prefix && self.contains(other.first)
+    }
+
     /// Whether a machine can have this address of it: not the first, which is the network's, and in IPv4 not the last,
     /// which is the broadcast address.
     pub fn has_room_for(self, address: IpAddr) -> bool {

@@ -33,10 +33,10 @@ pub struct Spec {
     /// The etcd clusters, by name.
     #[serde(default)]
     pub etcd: IndexMap<Name, EtcdCluster>,
-    /// PostgreSQL clusters, by name. This version checks them and does not carry them out yet.
+    /// PostgreSQL clusters, by name.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub postgres: IndexMap<Name, PostgresCluster>,
-    /// Load balancers in front of etcd clusters, by name.
+    /// Load balancers in front of clusters, by name.
     #[serde(default, skip_serializing_if = "IndexMap::is_empty")]
     pub balancers: IndexMap<Name, Balancer>,
     /// Where backups are kept, and how they are made.

@@ -1,24 +1,28 @@
 //! A step on an instance of a balancer → HAProxy and keepalived on its machine.
 
+use jiff::Timestamp;
 use raftsman_api::v1::{
-    ConfigureProgramRequest, Program, ProgramReport, ReloadProgramRequest, ReportRequest, ServerAdmin, ServiceState,
-    SetServerRequest, StartProgramRequest, StopProgramRequest,
+    ConfigureProgramRequest, Program, ProgramReport, Purpose, ReloadProgramRequest, ReportRequest, ServerAdmin,
+    ServiceState, SetServerRequest, StartProgramRequest, StopProgramRequest,
 };
 use raftsman_core::action::BalancerAction;
-use raftsman_core::desired::{Balancer, Config, Instance};
+use raftsman_core::desired::{Balancer, Behind, Config, Instance};
 use raftsman_core::spec::Name;
 
+use super::pki::swap;
 use super::{ActError, Executor};
 use crate::observe::AgentCalls;
+use crate::stack::signers_profile;
 
 /// Both end at once when they are told to: SIGKILL is for a process that hangs.
 const STOP_GRACE_SECONDS: u32 = 10;
 
 /// Executes one action of this topic.
-pub(super) async fn act(executor: Executor<'_>, action: &BalancerAction) -> Result<(), ActError> {
+pub(super) async fn act(executor: Executor<'_>, action: &BalancerAction, now: Timestamp) -> Result<(), ActError> {
     match action {
-        BalancerAction::ConfigureBalancer { machine, members, digest } => {
-            executor.configure_balancer(machine, members, digest).await
+        BalancerAction::IssueBalancerCertificate { machine } => executor.issue_balancer_certificate(machine, now).await,
+        BalancerAction::ConfigureBalancer { machine, members, certificate, digest } => {
+            executor.configure_balancer(machine, members, certificate.as_deref(), digest).await
         }
         BalancerAction::StartBalancer { machine } => executor.start_balancer(machine).await,
         BalancerAction::ReloadBalancer { machine } => executor.reload_balancer(machine).await,
@@ -37,13 +41,27 @@ impl Executor<'_> {
         self.cluster().desired.instance(machine).ok_or_else(|| ActError::NoSuchInstance(machine.clone()))
     }
 
-    async fn configure_balancer(self, machine: &Name, members: &[Name], digest: &str) -> Result<(), ActError> {
+    async fn issue_balancer_certificate(self, machine: &Name, now: Timestamp) -> Result<(), ActError> {
         let (balancer, instance) = self.instance(machine)?;
-        let backends = self.cluster().desired.etcd.backends(members, &self.cluster().ledger());
-        let haproxy = balancer.haproxy(instance, &backends);
-        if haproxy.digest != digest {
-            return Err(ActError::OtherBackends(machine.clone()));
-        }
+        let (Behind::Nodes(postgres), Some(profile)) = (&balancer.behind, &instance.probe) else {
+            return Err(ActError::NoSuchInstance(machine.clone()));
+        };
+        let (authority, trust) = self.cluster().postgres_authority(postgres).await?;
+        let sign = |csr: &[u8]| authority.sign_csr(csr, &signers_profile(profile), now);
+        swap(self.agent(machine).await?, self.generation(), Purpose::Balancer, trust.bundle(), sign).await
+    }
+
+    async fn configure_balancer(
+        self,
+        machine: &Name,
+        servers: &[Name],
+        certificate: Option<&str>,
+        digest: &str,
+    ) -> Result<(), ActError> {
+        let of = self.instance(machine)?;
+        let haproxy = self.cluster().desired.haproxy(of, servers, certificate, &self.cluster().ledger());
+        let haproxy = haproxy.filter(|haproxy| haproxy.digest == digest);
+        let (haproxy, instance) = (haproxy.ok_or_else(|| ActError::OtherBackends(machine.clone()))?, of.1);
         let mut agent = self.agent(machine).await?;
         self.configure(&mut agent, Program::Haproxy, haproxy).await?;
         if let Some(keepalived) = &instance.keepalived {

@@ -66,8 +66,10 @@ fn agent_profile(fleet: &Fleet, machine: &Name, address: IpAddr) -> LeafProfile 
 }
 
 /// The packages of what runs on this machine, beside those that every machine has.
-fn packages(desired: &Stack, machine: &Name) -> Vec<&'static str> {
-    desired.instance(machine).map(|(_, instance)| instance.packages().collect()).unwrap_or_default()
+fn packages(desired: &Stack, machine: &Name) -> Vec<String> {
+    let instance = desired.instance(machine).into_iter().flat_map(|(_, instance)| instance.packages());
+    let node = desired.node(machine).into_iter().flat_map(|(cluster, _)| cluster.packages());
+    instance.map(str::to_owned).chain(node).collect()
 }
 
 /// Executes one action of this topic.

@@ -129,8 +129,8 @@ pub enum ActError {
     /// Patroni's file, or the CA certificates beside it, are not those of the plan.
     #[error("what Patroni on `{0}` is told has changed since it was planned: apply again")]
     OtherPatroniFile(Name),
-    /// The members behind the balancer, or their addresses, are not those of the plan.
-    #[error("the members behind the balancer on `{0}` have changed since it was planned: apply again")]
+    /// The servers behind the balancer, their addresses or its certificate are not those of the plan.
+    #[error("what the balancer on `{0}` is told has changed since it was planned: apply again")]
     OtherBackends(Name),
     /// A member that should join is not listed.
     #[error("the cluster does not list `{0}`, which should join it: apply again")]
@@ -199,7 +199,7 @@ impl<'h> Executor<'h> {
                 Action::Pki(action) => pki::act(self, action, now).await,
                 Action::Preflight(action) => preflight::act(self, action).await,
                 Action::Backup(action) => backup::act(self, action).await,
-                Action::Balancer(action) => balancer::act(self, action).await,
+                Action::Balancer(action) => balancer::act(self, action, now).await,
                 Action::Postgres(action) => postgres::act(self, action, now).await,
                 Action::Etcd(action) => etcd::act(self, action).await,
                 Action::Member(action) => members::act(self, action, now).await,

@@ -395,6 +395,7 @@ fn purpose(wire: v1::Purpose) -> Option<Purpose> {
         | v1::Purpose::EtcdClient
         | v1::Purpose::Postgres
         | v1::Purpose::Patroni
+        | v1::Purpose::Balancer
         | v1::Purpose::Unspecified => None,
     }
 }

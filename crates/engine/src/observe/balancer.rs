@@ -15,14 +15,17 @@ pub(super) fn understand(
 ) -> Result<Option<BalancerOnMachine>, String> {
     let of = |program: Program| programs.iter().find(|report| report.program() == program).cloned().map(packaged);
     let (Some(haproxy), Some(keepalived)) = (of(Program::Haproxy), of(Program::Keepalived)) else { return Ok(None) };
-    let v1::BalancerReport { servers, problem, has_virtual_address } = report.unwrap_or_default();
-    let servers = servers.into_iter().map(server).collect::<Result<BTreeMap<_, _>, String>>()?;
+    let v1::BalancerReport { servers, problem, has_virtual_address, replicas, certificate } =
+        report.unwrap_or_default();
+    let all = |wire: Vec<v1::ServerReport>| wire.into_iter().map(server).collect::<Result<BTreeMap<_, _>, String>>();
+    let facts = BalancerFacts { servers: all(servers)?, replicas: all(replicas)? };
     Ok(Some(BalancerOnMachine {
         haproxy: haproxy?,
         keepalived: keepalived?,
-        facts: BalancerFacts { servers },
+        facts,
         problem: Some(problem).filter(|problem| !problem.is_empty()),
         has_virtual_address,
+        certificate: certificate.map(super::agent::certificate).transpose()?.map(|(_, facts)| facts),
     }))
 }
 

@@ -257,6 +257,7 @@ fn purpose(wire: v1::Purpose) -> Option<NodePurpose> {
         | v1::Purpose::EtcdServer
         | v1::Purpose::EtcdClient
         | v1::Purpose::Agent
+        | v1::Purpose::Balancer
         | v1::Purpose::Unspecified => None,
     }
 }

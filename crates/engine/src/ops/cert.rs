@@ -83,7 +83,12 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
                 continue;
             };
             let node = cluster.desired.node(machine);
-            let name = node.map_or(name, |(postgres, _)| &postgres.name);
+            let instance = cluster.desired.instance(machine);
+            let name = match (node, instance) {
+                (Some((postgres, _)), _) => &postgres.name,
+                (None, Some((balancer, _))) => balancer.before(),
+                (None, None) => name,
+            };
             let mut push = |what, facts: &raftsman_core::observed::CertificateFacts, renewal| {
                 certificates.push(Certificate {
                     cluster: Some(name.clone()),
@@ -107,6 +112,12 @@ pub async fn list(fleet: &Arc<Fleet>, only: &[Name]) -> Result<(Vec<Certificate>
                     NodePurpose::Rest => "rest",
                 };
                 push(what, facts, facts.not_after.checked_sub(node.profile(*purpose).renew_before()).ok());
+            }
+            let profile = instance.and_then(|(_, instance)| instance.probe.as_ref());
+            if let (Some(profile), Some(facts)) =
+                (profile, report.balancer.as_ref().and_then(|on| on.certificate.as_ref()))
+            {
+                push("balancer", facts, facts.not_after.checked_sub(profile.renew_before()).ok());
             }
             let Some(member) = cluster.desired.etcd.member(machine) else { continue };
             for (purpose, facts) in &report.etcd.certificates {

@@ -91,9 +91,9 @@ fn pick_balancer<'a>(fleet: &'a Fleet, cluster: Option<&str>, name: &str) -> Res
         });
     };
     match cluster {
-        Some(asked) if asked != balancer.cluster.as_str() => Err(OpError::BalancerElsewhere {
+        Some(asked) if asked != balancer.before().as_str() => Err(OpError::BalancerElsewhere {
             balancer: name.to_owned(),
-            cluster: balancer.cluster.clone(),
+            cluster: balancer.before().clone(),
             asked: asked.to_owned(),
         }),
         _ => Ok(balancer),

@@ -6,6 +6,7 @@ use std::time::Duration;
 
 use jiff::Timestamp;
 use raftsman_core::boot::Boot;
+use raftsman_core::spec::postgres::Nodes;
 use raftsman_core::spec::{Instances, Members, Name, Provider, Spec};
 use serde::Serialize;
 
@@ -47,7 +48,13 @@ pub async fn run(spec: Spec, context: &Context, host: &str, valid_for: Duration)
         Instances::List(list) => list.iter().any(|instance| instance.name.as_str() == host),
         Instances::Count(_) | Instances::Beside(_) => false,
     });
-    let cluster = cluster.map(|(name, _)| name).or(balancer.map(|balancer| &balancer.etcd));
+    let node = spec.postgres.values().find(|cluster| match &cluster.nodes {
+        Nodes::List(list) => list.iter().any(|node| node.name.as_str() == host),
+        Nodes::Count(_) => false,
+    });
+    let beneath = || node?.beneath();
+    let cluster = cluster.map(|(name, _)| name);
+    let cluster = cluster.or_else(|| balancer.and_then(|balancer| spec.beneath(balancer))).or_else(beneath);
     let only: Vec<Name> = cluster.cloned().into_iter().collect();
     let scope = clusters(&spec, &only);
     let Begun { fleet, lock, .. } = begin(spec, context, "join", &scope).await?;

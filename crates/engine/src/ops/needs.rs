@@ -10,7 +10,7 @@ use std::sync::Arc;
 use jiff::Timestamp;
 use raftsman_core::action::{Action, BalancerAction, MachineAction};
 use raftsman_core::desired::{
-    AGENT_PORT, CLIENT_PORT, Desired, HEALTH_PORT, PEER_PORT, POSTGRES_PORT, REST_PORT, Stack,
+    AGENT_PORT, Behind, CLIENT_PORT, Desired, HEALTH_PORT, PEER_PORT, POSTGRES_PORT, REST_PORT, Stack,
 };
 use raftsman_core::observed::TrustDomain;
 use raftsman_core::render::haproxy::{LONGEST_SOCKET, SOCKET};
@@ -267,9 +267,10 @@ fn ports(cluster: &Stack, action: &Action) -> Result<(), OpError> {
         if cluster.etcd.member(machine).is_some() {
             ports.extend([CLIENT_PORT, PEER_PORT]);
             // Where balancers ask for the member's health.
-            ports.extend(cluster.balancers.first().map(|_| HEALTH_PORT));
+            ports.extend(cluster.balancers.iter().find(|it| it.behind == Behind::Members).map(|_| HEALTH_PORT));
         }
-        ports.extend(cluster.instance(machine).map(|(balancer, _)| balancer.port));
+        let of_balancer = cluster.instance(machine).map(|(balancer, _)| (balancer.port, balancer.replicas_port));
+        ports.extend(of_balancer.into_iter().flat_map(|(port, replicas)| std::iter::once(port).chain(replicas)));
         ports.extend(cluster.node(machine).iter().flat_map(|_| [POSTGRES_PORT, REST_PORT]));
         machine
     } else if let Action::Machine(MachineAction::StartMachine { machine }) = action {

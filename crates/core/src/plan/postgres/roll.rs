@@ -10,7 +10,9 @@ use super::push;
 use crate::action::PostgresAction;
 use crate::desired::{Node, PARAMETERS, Postgres};
 use crate::observed::{NodeFacts, NodeRole, PostgresView};
-use crate::plan::situation::postgres::{ORDERED, knows_the_settings, lowered_before_primary, node, ordered_parameter};
+use crate::plan::situation::postgres::{
+    ORDERED, is_fronted, knows_the_settings, lowered_before_primary, node, ordered_parameter,
+};
 use crate::spec::Name;
 
 /// Patroni's settings in JSON, each by its path.
@@ -141,14 +143,17 @@ pub(in crate::plan) fn roll(draft: &mut Draft<'_>) -> Report {
             return Report::Looked;
         }
         let Some(leader) = cluster.node_in_patroni(primary) else { return Report::Looked };
-        let step = switched_over(cluster, &seen, &leader.name, Reason::PrimaryRestarts { from: leader.name.clone() });
+        let reason = Reason::PrimaryRestarts { from: leader.name.clone() };
+        let step = switched_over(draft, cluster, &seen, &leader.name, reason);
         return push(draft, cluster, step);
     }
     Report::Looked
 }
 
-/// A synchronous standby takes the primary's place: the one that Patroni would prefer, with nothing to restart for.
+/// A synchronous standby takes the primary's place: the one that Patroni would prefer, with nothing to restart for. Balancers
+/// in front of it have it already.
 pub(in crate::plan) fn switched_over(
+    draft: &Draft<'_>,
     cluster: &Postgres,
     seen: &PostgresView<'_>,
     from: &Name,
@@ -157,7 +162,8 @@ pub(in crate::plan) fn switched_over(
     let synchronous = seen.synchronous();
     let fit = |node: &&Node| {
         let may = !node.tags.is_never_primary() && node.name != *from;
-        may && synchronous.contains(node.patroni_name.as_str())
+        let finds = is_fronted(draft.desired, cluster, draft.observed, &node.name);
+        may && finds && synchronous.contains(node.patroni_name.as_str())
     };
     let position = |node: &Node| seen.node(&node.patroni_name).and_then(|facts| facts.position).unwrap_or(0);
     let best = cluster.nodes.iter().filter(fit).max_by_key(|node| {

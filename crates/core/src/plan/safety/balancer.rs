@@ -2,14 +2,31 @@
 
 use super::{Case, Cost, Refusal, otherwise};
 use crate::action::BalancerAction;
+use crate::desired::{Balancer, Behind, Instance};
 use crate::observed::{BalancerOnMachine, ServerState};
 use crate::spec::Name;
 
 pub(super) fn judge(case: &Case<'_>, action: &BalancerAction) -> Result<Cost, Refusal> {
     match action {
-        BalancerAction::ConfigureBalancer { machine, members, .. } => {
-            in_file(case, machine)?;
+        BalancerAction::IssueBalancerCertificate { machine } => {
+            let (balancer, _) = in_file(case, machine)?;
             case.any_report(machine)?;
+            let Behind::Nodes(cluster) = &balancer.behind else {
+                return Err(otherwise("the balancer is in front of etcd: it presents no certificate"));
+            };
+            match &case.observed.ledger.of_postgres(cluster).trust {
+                Some(trust) if trust.current.not_after > case.observed.at() => {}
+                Some(_) => return Err(otherwise("the cluster's CA has expired")),
+                None => return Err(otherwise("the cluster has no CA yet")),
+            }
+        }
+        BalancerAction::ConfigureBalancer { machine, members, certificate, .. } => {
+            in_file(case, machine)?;
+            let seen = case.any_report(machine)?.balancer.as_ref();
+            let has = seen.and_then(|seen| seen.certificate.as_ref()).map(|certificate| &certificate.fingerprint);
+            if certificate.as_ref().is_some_and(|certificate| has != Some(certificate)) {
+                return Err(Refusal::NotSeen("the certificate that the balancer presents to Patroni"));
+            }
             // HAProxy without a member would refuse every client.
             if members.is_empty() {
                 return Err(otherwise("no member would be left behind the balancer"));
@@ -26,6 +43,7 @@ pub(super) fn judge(case: &Case<'_>, action: &BalancerAction) -> Result<Cost, Re
             seen(case, machine)?;
         }
         BalancerAction::DrainMember { machine, member } => {
+            before_members(case, machine)?;
             let facts = &seen(case, machine)?.facts;
             if !facts.servers.get(member).is_some_and(|server| server.state == ServerState::Up) {
                 return Err(Refusal::NotSeen("that the instance passes connections to the member"));
@@ -35,6 +53,7 @@ pub(super) fn judge(case: &Case<'_>, action: &BalancerAction) -> Result<Cost, Re
             }
         }
         BalancerAction::AdmitMember { machine, member } => {
+            before_members(case, machine)?;
             if !seen(case, machine)?.facts.servers.contains_key(member) {
                 return Err(Refusal::NotSeen("that the member is behind the instance"));
             }
@@ -43,9 +62,16 @@ pub(super) fn judge(case: &Case<'_>, action: &BalancerAction) -> Result<Cost, Re
     Ok(case.unharmed)
 }
 
-fn in_file(case: &Case<'_>, machine: &Name) -> Result<(), Refusal> {
-    let there = case.desired.instance(machine);
-    there.map(drop).ok_or_else(|| otherwise("the file has no instance of a balancer there"))
+fn in_file<'a>(case: &Case<'a>, machine: &Name) -> Result<(&'a Balancer, &'a Instance), Refusal> {
+    case.desired.instance(machine).ok_or_else(|| otherwise("the file has no instance of a balancer there"))
+}
+
+/// Which node of PostgreSQL gets connections is for its role to decide.
+fn before_members(case: &Case<'_>, machine: &Name) -> Result<(), Refusal> {
+    match case.desired.instance(machine).map(|(balancer, _)| &balancer.behind) {
+        Some(Behind::Nodes(_)) => Err(otherwise("nodes of PostgreSQL are not drained")),
+        Some(Behind::Members) | None => Ok(()),
+    }
 }
 
 fn seen<'a>(case: &Case<'a>, machine: &Name) -> Result<&'a BalancerOnMachine, Refusal> {

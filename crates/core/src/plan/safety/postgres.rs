@@ -11,9 +11,9 @@ use crate::ledger::Mode;
 use crate::observed::{NodeRole, PgData, PostgresOnMachine, PostgresView, ServiceState, SystemId, TrustDomain};
 use crate::plan::situation::is_open;
 use crate::plan::situation::postgres::{
-    RESTART_PAUSE_MS, SWITCHOVER_PAUSE_MS, accepted_everywhere, furthest, has_user, is_certified, is_rolled_back,
-    knows_the_settings, login, lowered_before_primary, machines, node, ordered_parameter, patroni_name, seen, stands,
-    system,
+    RESTART_PAUSE_MS, SWITCHOVER_PAUSE_MS, accepted_everywhere, furthest, has_user, is_certified, is_fronted,
+    is_rolled_back, knows_the_settings, login, lowered_before_primary, machines, node, ordered_parameter, patroni_name,
+    seen, stands, system,
 };
 use crate::plan::{CopiesLeft, Pause, PostgresWaiting};
 use crate::spec::Name;
@@ -295,6 +295,9 @@ fn switchover(case: &Case<'_>, cluster: &Name, from: &Name, to: &Name) -> Result
     }
     if candidate.tags.is_never_primary() {
         return Err(Refusal::Otherwise(format!("by its tags {to} is never the primary")));
+    }
+    if !is_fronted(case.desired, cluster, case.observed, to) {
+        return Err(Refusal::Otherwise(format!("a balancer would not find {to}: it is configured with it first")));
     }
     Ok(away(case, &seen, patroni_name(cluster, from), Pause::Patroni(SWITCHOVER_PAUSE_MS)))
 }

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 
 use jiff::{SignedDuration, Timestamp};
 
-use crate::desired::{ClientAccess, Node, Postgres, Stack, UserSlot};
+use crate::desired::{Behind, ClientAccess, Node, Postgres, Stack, UserSlot};
 use crate::observed::{
     Access, EtcdLogins, NodeFacts, NodePurpose, Observed, Password, PgData, PostgresOnMachine, PostgresView,
     ServiceState, SystemId, Tolerance, View,
@@ -49,6 +49,14 @@ pub(in crate::plan) fn machines<'a>(cluster: &'a Postgres, observed: &'a Observe
 pub(in crate::plan) fn node<'a>(observed: &'a Observed, machine: &Name) -> Option<&'a PostgresOnMachine> {
     observed.machine(machine)?;
     observed.report(machine)?.postgres.as_ref()
+}
+
+/// Whether balancers in front of it would lead clients to this node if it became the primary: those that run have it.
+pub(in crate::plan) fn is_fronted(desired: &Stack, cluster: &Postgres, observed: &Observed, node: &Name) -> bool {
+    let before = desired.instances().filter(|(balancer, _)| balancer.behind == Behind::Nodes(cluster.name.clone()));
+    let seen = before.filter_map(|(_, instance)| observed.report(&instance.name)?.balancer.as_ref());
+    let mut running = seen.filter(|seen| seen.haproxy.runs() && seen.problem.is_none());
+    running.all(|seen| seen.facts.servers.contains_key(node))
 }
 
 /// Whether no node of it runs, as seen on every machine that one was started on.

@@ -4,7 +4,7 @@ use std::fmt;
 
 use super::{Remedy, Waiting};
 use crate::observed::{Alarm, size};
-use crate::plan::balancer::KEEPALIVED;
+use crate::plan::balancer::{HAPROXY, KEEPALIVED};
 use crate::spec::Name;
 
 impl Waiting {
@@ -63,9 +63,9 @@ impl Waiting {
             Self::BalancerStarting { machine, program, .. } => {
                 format!("if it takes long, read its log: {}", log_of(machine, program))
             }
-            Self::BalancerChecks { machine, member } => format!(
-                "if it takes long, see that {machine} reaches port 2383 of {member}, and read its log: `raftsman logs \
-                 {machine} --balancer`"
+            Self::BalancerChecks { machine, member, port } => format!(
+                "if it takes long, see that {machine} reaches port {port} of {member}, and read its log: {}",
+                log_of(machine, HAPROXY)
             ),
             Self::VirtualAddressUnheld { .. } => {
                 "keepalived takes it after about three seconds without a message of a holder; if it takes longer, read \
@@ -279,7 +279,7 @@ impl fmt::Display for Waiting {
                 write!(f, "{machine}: the package `{package}` is not installed")
             }
             Self::BalancerStarting { machine, program, .. } => write!(f, "{machine}: {program} is starting"),
-            Self::BalancerChecks { machine, member } => {
+            Self::BalancerChecks { machine, member, .. } => {
                 write!(f, "{machine}: HAProxy has not found {member} healthy yet")
             }
             Self::VirtualAddressUnheld { balancer, address } => {

@@ -4,10 +4,11 @@ use std::borrow::Cow;
 use std::collections::HashMap;
 use std::net::IpAddr;
 
-use super::super::balancers::{Balancer, BalancerTimeouts, Instance, Instances, Vrrp};
+use super::super::balancers::{Balancer, BalancerTimeouts, Behind, Instance, Instances, Vrrp};
 use super::super::diagnostic::Path;
 use super::super::fault::nearest;
 use super::super::machines::Provider;
+use super::super::postgres::HbaRule;
 use super::super::types::{Members, Spec};
 use super::super::units::{Duration, Name, quoted};
 use super::machines::Network;
@@ -42,7 +43,7 @@ struct InUse<'s> {
     names: HashMap<Cow<'s, str>, Path>,
     addresses: HashMap<IpAddr, Path>,
     router_ids: HashMap<u8, &'s Name>,
-    /// Balancers on members' machines, by cluster.
+    /// Balancers on members' machines, by etcd cluster.
     beside: HashMap<&'s Name, &'s Name>,
 }
 
@@ -53,7 +54,7 @@ pub(super) fn check(findings: &mut Findings<'_>) {
     }
     let mut taken = of_members(spec);
     for (name, balancer) in &spec.balancers {
-        cluster(findings, name, balancer);
+        front(findings, name, balancer);
         instances(findings, &mut taken, name, balancer);
         ports(findings, name, balancer);
         virtual_address(findings, &mut taken, name, balancer);
@@ -87,18 +88,53 @@ fn of_members(spec: &Spec) -> InUse<'_> {
     taken
 }
 
-fn cluster(findings: &mut Findings<'_>, name: &Name, balancer: &Balancer) {
+/// What it is in front of.
+fn front(findings: &mut Findings<'_>, name: &Name, balancer: &Balancer) {
     let spec = findings.spec;
-    if !spec.etcd.contains_key(&balancer.etcd) {
-        let known: Vec<&str> = spec.etcd.keys().map(Name::as_str).collect();
-        let help = match nearest(balancer.etcd.as_str(), &known) {
-            Some(meant) => format!("did you mean `{meant}`?"),
-            None => format!("the clusters are `{}`", known.join("`, `")),
-        };
-        let message = format!("the file has no etcd cluster `{}`", balancer.etcd);
-        findings.add(
-            Finding::error("balancer-without-cluster", at(name, "etcd"), message).uses(Path::of(&["etcd"])).help(help),
-        );
+    let here = || Path::of(&["balancers", name.as_str()]);
+    match balancer.behind() {
+        Some(Behind::Etcd(etcd)) => {
+            if !spec.etcd.contains_key(etcd) {
+                unknown(findings, name, ("etcd", "etcd"), etcd, spec.etcd.keys().map(Name::as_str).collect());
+            }
+            if balancer.replicas_port.is_some() {
+                findings.add(
+                    Finding::error("replicas-port-unused", at(name, "replicas_port"), "members of etcd are all alike")
+                        .on_key()
+                        .also(at(name, "etcd"), "in front of etcd")
+                        .help("remove it: only PostgreSQL has standbys"),
+                );
+            }
+        }
+        Some(Behind::Postgres(postgres)) => {
+            if !spec.postgres.contains_key(postgres) {
+                let known = spec.postgres.keys().map(Name::as_str).collect();
+                unknown(findings, name, ("postgres", "PostgreSQL"), postgres, known);
+            }
+            reachable(findings, name, postgres);
+            if balancer.is_beside_members() {
+                findings.add(
+                    Finding::error(
+                        "balancer-beside-etcd",
+                        at(name, "instances"),
+                        "a balancer of PostgreSQL has machines of its own",
+                    )
+                    .also(at(name, "postgres"), "in front of PostgreSQL")
+                    .why("load of PostgreSQL's clients would slow etcd down, which every node depends on")
+                    .help("use `instances: 2`"),
+                );
+            }
+        }
+        None => {
+            let both = balancer.etcd.is_some();
+            let message = match both {
+                true => "a balancer is in front of one cluster, and this one names two",
+                false => "a balancer is in front of one cluster, and this one names none",
+            };
+            let finding =
+                Finding::error("balancer-without-cluster", if both { at(name, "postgres") } else { here() }, message);
+            findings.add(finding.on_key().help("write `etcd: main`, or `postgres: app`, with a cluster of this file"));
+        }
     }
     if spec.etcd.contains_key(name) {
         findings.add(
@@ -115,12 +151,46 @@ fn cluster(findings: &mut Findings<'_>, name: &Name, balancer: &Balancer) {
     }
 }
 
+/// Through a balancer, a node sees no client's address: HAProxy lets in clients of all networks of `access`, and a node only
+/// takes its word for rules that let all of them in.
+fn reachable(findings: &mut Findings<'_>, name: &Name, postgres: &Name) {
+    let Some(cluster) = findings.spec.postgres.get(postgres) else { return };
+    let sources = HbaRule::sources(&cluster.access);
+    let narrow: Vec<usize> =
+        cluster.access.iter().enumerate().filter(|(_, rule)| !rule.covers(&sources)).map(|(index, _)| index).collect();
+    let Some(first) = narrow.first() else { return };
+    let rule = |index: usize| Path::of(&["postgres", postgres.as_str(), "access"]).index(index);
+    let why = "a node sees the balancer's address in place of the client's: what one rule lets in from fewer networks than \
+               another would be open to all of them";
+    let finding = if narrow.len() == cluster.access.len() {
+        Finding::error("balancer-access", at(name, "postgres"), "no client would get through the balancer")
+            .also(rule(*first), "lets clients in from fewer networks than another rule does")
+            .help("give at least one rule all networks that clients of the balancer connect from")
+    } else {
+        let message = "clients get through the balancer by some rules of `access` only";
+        Finding::warning("balancer-access", at(name, "postgres"), message)
+            .also(rule(*first), "not through the balancer: from fewer networks than another rule")
+            .help("have the clients of this rule connect to the nodes, or give all rules the same networks")
+    };
+    findings.add(finding.why(why));
+}
+
+fn unknown(findings: &mut Findings<'_>, name: &Name, (key, what): (&str, &str), cluster: &Name, known: Vec<&str>) {
+    let help = match nearest(cluster.as_str(), &known) {
+        Some(meant) => format!("did you mean `{meant}`?"),
+        None if known.is_empty() => format!("add it to `{key}:`"),
+        None => format!("the clusters are `{}`", known.join("`, `")),
+    };
+    let message = format!("the file has no {what} cluster `{cluster}`");
+    findings.add(Finding::error("balancer-without-cluster", at(name, key), message).uses(Path::of(&[key])).help(help));
+}
+
 /// How many instances there will be; unknown where its cluster is.
 fn count(spec: &Spec, balancer: &Balancer) -> Option<u64> {
     match &balancer.instances {
         Instances::Count(count) => Some(u64::from(*count)),
         Instances::List(list) => Some(list.len() as u64),
-        Instances::Beside(_) => spec.etcd.get(&balancer.etcd).map(|cluster| cluster.members.number()),
+        Instances::Beside(_) => spec.etcd.get(balancer.etcd.as_ref()?).map(|cluster| cluster.members.number()),
     }
 }
 
@@ -136,13 +206,13 @@ fn instances<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, name: &'s N
             Finding::warning(
                 "balancer-single",
                 here(),
-                "a single instance: when its machine is lost, clients reach no member through the balancer",
+                "a single instance: when its machine is lost, clients reach nothing through the balancer",
             )
             .help("use `instances: 2` and a `virtual_address`, or give clients two addresses"),
         ),
         Some(count) if count > MOST_INSTANCES => findings.add(
             Finding::error("instances-many", here(), format!("{count} instances are more than raftsman runs"))
-                .why("each instance checks every member each second")
+                .why("each instance checks every server each second")
                 .help("use 2 or 3"),
         ),
         Some(_) | None => {}
@@ -151,7 +221,9 @@ fn instances<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, name: &'s N
     let network = spec.machines.network.as_deref().and_then(|text| Network::parse(text).ok()).filter(|_| local);
     match &balancer.instances {
         Instances::Beside(_) => {
-            if let Some(first) = taken.beside.insert(&balancer.etcd, name) {
+            if let Some(etcd) = &balancer.etcd
+                && let Some(first) = taken.beside.insert(etcd, name)
+            {
                 findings.add(
                     Finding::error("beside-twice", here(), format!("the balancer `{first}` has the members' machines"))
                         .also(at(first, "instances"), "also beside members")
@@ -228,7 +300,7 @@ fn nowhere(findings: &mut Findings<'_>, path: Path, which: String) {
             .help("list the instances, each with its address: `- { name: lb1, address: 10.0.0.21 }`"),
         false => Finding::error("machine-nowhere", path, format!("{which}, and no subnet to take one from"))
             .uses(Path::of(&["machines", "subnet"]))
-            .why("the members' certificates have the balancer's addresses in them")
+            .why("the certificates of what is behind it have the balancer's addresses in them")
             .help("add `subnet` to `machines`, such as `10.77.0.0/24`, or an address to each instance"),
     };
     findings.add(finding.uses(Path::of(&["machines", "provider"])));
@@ -258,19 +330,34 @@ fn address_once<'s>(findings: &mut Findings<'s>, taken: &mut InUse<'s>, address:
 }
 
 fn ports(findings: &mut Findings<'_>, name: &Name, balancer: &Balancer) {
-    let (port, here) = (balancer.port, || at(name, "port"));
-    if port < FIRST_PORT {
-        findings.add(
-            Finding::error("port-privileged", here(), format!("only root may listen on port {port}"))
-                .why("HAProxy runs as a user of its own, without any privilege")
-                .help("use 1024 or more; 2379 is what clients of etcd expect"),
-        );
-        return;
+    let (port, here) = (balancer.port(), || at(name, "port"));
+    let expected = match balancer.postgres {
+        Some(_) => "5432 is what clients of PostgreSQL expect",
+        None => "2379 is what clients of etcd expect",
+    };
+    for (key, port) in [("port", Some(port)), ("replicas_port", balancer.replicas_port)] {
+        let Some(port) = port else { continue };
+        if port < FIRST_PORT {
+            findings.add(
+                Finding::error("port-privileged", at(name, key), format!("only root may listen on port {port}"))
+                    .why("HAProxy runs as a user of its own, without any privilege")
+                    .help(format!("use 1024 or more; {expected}")),
+            );
+            return;
+        }
+        if let Some((_, owner)) = OF_MACHINES.iter().find(|(taken, _)| *taken == port) {
+            findings.add(
+                Finding::error("port-taken", at(name, key), format!("port {port} is that of {owner}"))
+                    .help(format!("use another one; {expected}")),
+            );
+            return;
+        }
     }
-    if let Some((_, owner)) = OF_MACHINES.iter().find(|(taken, _)| *taken == port) {
+    if balancer.replicas_port == Some(port) {
         findings.add(
-            Finding::error("port-taken", here(), format!("port {port} is that of {owner}"))
-                .help("use another one; 2379 is what clients of etcd expect"),
+            Finding::error("port-taken", at(name, "replicas_port"), format!("port {port} leads to the primary"))
+                .also(here(), "the primary's")
+                .help(format!("use another one, such as {}", port.saturating_add(1))),
         );
         return;
     }
@@ -434,7 +521,7 @@ fn limits(findings: &mut Findings<'_>, name: &Name, balancer: &Balancer) {
             );
         }
     }
-    if idle > Duration::ZERO && idle < SHORTEST_IDLE {
+    if idle > Duration::ZERO && idle < SHORTEST_IDLE && balancer.etcd.is_some() {
         findings.add(
             Finding::warning(
                 "idle-cuts-watches",

@@ -73,15 +73,16 @@ pub(super) fn later(findings: &mut Findings<'_>) {
 /// Keys of a cluster, whether the file has them, what they are, and what to do instead.
 fn not_carried_out<'s>(spec: &Spec, cluster: &'s PostgresCluster) -> Vec<(&'s [&'s str], bool, &'s str, &'s str)> {
     let package = matches!(cluster.source, None | Some(PostgresSource::Package(_)));
-    let local = spec.machines.provider == Provider::Local;
+    let provider = spec.machines.provider;
+    let carried_out = matches!(provider, Provider::Local | Provider::Hosts | Provider::Incus);
     let external = matches!(cluster.etcd, DcsOf::External(_));
     vec![
         (&["etcd"], external, "an etcd that raftsman does not run is", "name an etcd cluster of this file"),
         (
             &["nodes"],
-            !local,
-            "PostgreSQL on other machines than those of `provider: local` is",
-            "use `provider: local`",
+            !carried_out,
+            "PostgreSQL on machines of this provider is",
+            "use `provider: hosts`, `incus` or `local`",
         ),
         (&["source"], !package, "a source of PostgreSQL other than a Debian package is", "`source: { package: … }`"),
         (

@@ -34,13 +34,15 @@ pub(super) fn diffs(desired: &Stack, observed: &Observed) -> Vec<ConfigDiff> {
         }
     }
     // As it is once all members of the file have a vote, at the addresses of the file.
-    let members: Vec<Name> = desired.etcd.members.iter().map(|member| member.name.clone()).collect();
-    let backends = desired.etcd.backends(&members, &Ledger::default());
     for (balancer, instance) in desired.instances() {
         let Some(report) = known(observed, &instance.name) else { continue };
         let seen = report.and_then(|report| report.balancer.as_ref());
-        let text = changed(seen, |seen| &seen.haproxy, &balancer.haproxy(instance, &backends));
-        note(&mut diffs, haproxy::FILE, &instance.name, text);
+        let certificate = seen.and_then(|seen| Some(seen.certificate.as_ref()?.fingerprint.as_str()));
+        let servers = desired.servers(balancer, &Ledger::default());
+        // The file names the certificate: where that is still to be signed, it is not known.
+        if let Some(wanted) = desired.haproxy((balancer, instance), &servers, certificate, &Ledger::default()) {
+            note(&mut diffs, haproxy::FILE, &instance.name, changed(seen, |seen| &seen.haproxy, &wanted));
+        }
         if let Some(wanted) = &instance.keepalived {
             note(&mut diffs, keepalived::FILE, &instance.name, changed(seen, |seen| &seen.keepalived, wanted));
         }
@@ -112,6 +114,7 @@ mod tests {
                 facts: BalancerFacts::default(),
                 problem: None,
                 has_virtual_address: false,
+                certificate: None,
             };
             changed(Some(&seen), |seen| &seen.keepalived, &wanted)
         };

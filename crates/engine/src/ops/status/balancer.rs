@@ -1,9 +1,10 @@
-//! The balancers of a cluster, as observed → the status of each instance and of the members behind it.
+//! The balancers of a stack, as observed → the status of each instance and of the servers behind it.
 
-use std::net::IpAddr;
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
 
-use raftsman_core::desired::{Balancer, Instance, Stack};
-use raftsman_core::observed::{AgentReport, Fact, Observed, Power, ServerState, ServiceState};
+use raftsman_core::desired::{Balancer, Behind, Instance, Stack};
+use raftsman_core::observed::{AgentReport, Fact, Observed, Power, ServerFacts, ServerState, ServiceState};
 use raftsman_core::spec::Name;
 use serde::Serialize;
 
@@ -14,6 +15,8 @@ use super::AgentStatus;
 pub struct BalancerStatus {
     /// Its name.
     pub name: Name,
+    /// The PostgreSQL cluster that it is in front of; nothing where it is in front of etcd.
+    pub postgres: Option<Name>,
     /// What clients that know only the balancer are configured with.
     pub endpoints: Vec<String>,
     /// The address that one of its instances has at a time.
@@ -41,16 +44,18 @@ pub struct InstanceStatus {
     pub restarts: Option<u32>,
     /// Whether its machine has the virtual address now; nothing where there is none, or the agent does not answer.
     pub has_virtual_address: Option<bool>,
-    /// The members behind it, as it reports them.
+    /// The members of etcd or nodes of PostgreSQL behind it, as it reports them. Of nodes, the primary alone is up.
     pub members: Vec<BackendStatus>,
+    /// The nodes behind the port for clients that only read. Of these, standbys are up.
+    pub replicas: Vec<BackendStatus>,
     /// Its machine's agent.
     pub agent: Option<AgentStatus>,
 }
 
-/// The status of a member at an instance.
+/// The status of a member or node at an instance.
 #[derive(Debug, Clone, Serialize)]
 pub struct BackendStatus {
-    /// The member.
+    /// Its name.
     pub member: Name,
     /// Whether it gets new connections, and why not.
     pub state: ServerState,
@@ -58,22 +63,42 @@ pub struct BackendStatus {
     pub connections: u64,
 }
 
-/// The status of all balancers in front of this cluster.
+/// The status of all balancers of this stack.
 pub(super) fn balancers(desired: &Stack, observed: &Observed) -> Vec<BalancerStatus> {
     let of = |balancer: &Balancer| BalancerStatus {
         name: balancer.name.clone(),
-        endpoints: balancer.endpoints().into_iter().map(|at| format!("https://{at}")).collect(),
+        postgres: match &balancer.behind {
+            Behind::Members => None,
+            Behind::Nodes(cluster) => Some(cluster.clone()),
+        },
+        endpoints: balancer.endpoints().into_iter().map(|at| endpoint(balancer, at)).collect(),
         virtual_address: balancer.virtual_address,
         instances: balancer.instances.iter().map(|one| instance(desired, observed, balancer, one)).collect(),
     };
     desired.balancers.iter().map(of).collect()
 }
 
+fn endpoint(balancer: &Balancer, at: SocketAddr) -> String {
+    match balancer.behind {
+        Behind::Members => format!("https://{at}"),
+        Behind::Nodes(_) => at.to_string(),
+    }
+}
+
+fn backends(servers: &BTreeMap<Name, ServerFacts>) -> Vec<BackendStatus> {
+    let of = |(member, server): (&Name, &ServerFacts)| BackendStatus {
+        member: member.clone(),
+        state: server.state,
+        connections: server.connections,
+    };
+    servers.iter().map(of).collect()
+}
+
 fn instance(desired: &Stack, observed: &Observed, balancer: &Balancer, of: &Instance) -> InstanceStatus {
     let report = observed.report(&of.name);
     let (state, problem) = state(observed, of, report);
     let seen = report.and_then(|report| report.balancer.as_ref());
-    let servers = seen.map(|seen| &seen.facts.servers).into_iter().flatten();
+    let facts = seen.map(|seen| &seen.facts);
     InstanceStatus {
         machine: of.name.clone(),
         address: of.address,
@@ -83,13 +108,8 @@ fn instance(desired: &Stack, observed: &Observed, balancer: &Balancer, of: &Inst
         pid: seen.and_then(|seen| seen.haproxy.service.pid),
         restarts: seen.map(|seen| seen.haproxy.service.restarts),
         has_virtual_address: seen.filter(|_| balancer.virtual_address.is_some()).map(|seen| seen.has_virtual_address),
-        members: servers
-            .map(|(member, server)| BackendStatus {
-                member: member.clone(),
-                state: server.state,
-                connections: server.connections,
-            })
-            .collect(),
+        members: facts.map(|facts| backends(&facts.servers)).unwrap_or_default(),
+        replicas: facts.map(|facts| backends(&facts.replicas)).unwrap_or_default(),
         agent: report.map(|report| AgentStatus::of(desired, report)),
     }
 }
