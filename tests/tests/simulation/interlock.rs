@@ -1,7 +1,7 @@
 //! Planners that are broken on purpose where etcd and PostgreSQL meet → each is caught by the rule that it breaks.
 
 use jiff::Timestamp;
-use raftsman_core::action::{Account, Action, EtcdAction, PostgresAction, UserAction};
+use raftsman_core::action::{Account, Action, BalancerAction, EtcdAction, PostgresAction, UserAction};
 use raftsman_core::desired::{Node, Postgres, Stack};
 use raftsman_core::observed::{Agent, Fact, NodeRole, NodeState, Observed, PostgresOnMachine, TrustDomain};
 use raftsman_core::plan::{Pause, Plan, Reason, Step, plan};
@@ -217,6 +217,41 @@ fn all_know_the_members(desired: &Stack, observed: &Observed, now: Timestamp) ->
         }
     });
     plan(desired, &assumed, now)
+}
+
+/// Hands over to a synchronous standby as long as a balancer does not have it.
+fn hands_over_past_balancers(desired: &Stack, observed: &Observed, now: Timestamp) -> Plan {
+    let mut plan = plan(desired, observed, now);
+    let of_balancer = |step: &Step| {
+        matches!(
+            step.action,
+            Action::Balancer(BalancerAction::ConfigureBalancer { .. } | BalancerAction::ReloadBalancer { .. })
+        )
+    };
+    if !plan.steps.iter().any(of_balancer) {
+        return plan;
+    }
+    let behind_all = |name: &Name| {
+        let instances = observed.reports().filter_map(|(_, report)| report.balancer.as_ref());
+        let mut running = instances.filter(|balancer| balancer.haproxy.runs() && balancer.problem.is_none());
+        running.all(|balancer| balancer.facts.servers.contains_key(name))
+    };
+    let leads = |on: &PostgresOnMachine| on.node.as_ref().is_ok_and(|facts| facts.role == NodeRole::Primary);
+    for cluster in &desired.postgres {
+        let mut nodes = observed.reports().filter_map(|(name, report)| Some((name, report.postgres.as_ref()?)));
+        let from = nodes.find(|(_, on)| leads(on)).map(|(name, _)| name);
+        let to = standbys(cluster, observed).1.into_iter().find(|name| !behind_all(name));
+        if let (Some(from), Some(to)) = (from, to) {
+            let (cluster, from, to) = (cluster.name.clone(), from.clone(), to.clone());
+            plan.steps = step(&plan, PostgresAction::Switchover { cluster, from, to }).into_iter().collect();
+        }
+    }
+    plan
+}
+
+#[test]
+fn a_planner_that_hands_over_to_a_node_that_balancers_do_not_have_is_caught() {
+    caught(hands_over_past_balancers, "balancers lead to the next primary");
 }
 
 #[test]
