@@ -156,6 +156,7 @@ pub(crate) enum Verb {
 Examples:
   raftsman init                                   three members, etcd from the PATH
   raftsman init --members 5 --etcd /opt/etcd/etcd this binary, with its version
+  raftsman init --with postgres                   and three nodes of PostgreSQL on it
   raftsman init --passphrase                      the state's secrets behind a passphrase")]
 pub(crate) struct Init {
     /// The fleet's name.
@@ -167,9 +168,19 @@ pub(crate) struct Init {
     /// The etcd binary, when it is not on the PATH.
     #[arg(long, value_name = "FILE")]
     pub(crate) etcd: Option<PathBuf>,
+    /// What else the file has.
+    #[arg(long, value_name = "WHAT")]
+    pub(crate) with: Option<With>,
     /// Protect the state's secrets by a passphrase instead of a file with mode 0600.
     #[arg(long)]
     pub(crate) passphrase: bool,
+}
+
+/// What a new file may have besides etcd.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub(crate) enum With {
+    /// A PostgreSQL cluster `app` of three nodes.
+    Postgres,
 }
 
 #[derive(Debug, Args)]

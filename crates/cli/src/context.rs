@@ -131,12 +131,30 @@ pub(crate) async fn unlocked(common: &Common, stack: Option<&str>, until: Instan
     Ok(())
 }
 
-/// The names of clusters on the command line, checked against the file.
+/// The names of etcd clusters on the command line, checked against the file.
 pub(crate) fn clusters(spec: &Spec, names: &[String]) -> Result<Vec<Name>, Failure> {
-    let known = || spec.etcd.keys().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    named(names, &spec.etcd.keys().map(|etcd| (etcd, etcd)).collect::<Vec<_>>())
+}
+
+/// The names of clusters, of etcd or of PostgreSQL, on the command line → the etcd clusters whose stacks they are in: both
+/// are planned and shown together.
+pub(crate) fn stacks(spec: &Spec, names: &[String]) -> Result<Vec<Name>, Failure> {
+    let etcd = spec.etcd.keys().map(|etcd| (etcd, etcd));
+    let postgres = spec.postgres.iter().filter_map(|(name, cluster)| Some((name, cluster.beneath()?)));
+    let mut stacks = named(names, &etcd.chain(postgres).collect::<Vec<_>>())?;
+    stacks.sort();
+    stacks.dedup();
+    Ok(stacks)
+}
+
+/// The second of each pair whose first is named.
+fn named(names: &[String], known: &[(&Name, &Name)]) -> Result<Vec<Name>, Failure> {
     let find = |name: &String| {
-        let found = spec.etcd.keys().find(|n| n.as_str() == name).cloned();
-        found.ok_or_else(|| Failure::other(format!("the file has no cluster `{name}`; it has: {}", known())))
+        let found = known.iter().find(|(known, _)| known.as_str() == name).map(|(_, meant)| (*meant).clone());
+        found.ok_or_else(|| {
+            let known: Vec<&str> = known.iter().map(|(known, _)| known.as_str()).collect();
+            Failure::other(format!("the file has no cluster `{name}`; it has: {}", known.join(", ")))
+        })
     };
     names.iter().map(find).collect()
 }

@@ -180,6 +180,12 @@ fn completions_have_the_names_of_the_file() {
     assert_eq!(lab.run(&["names", "logs"]).ok().stdout, "main-1\nmain-2\nmain-3\na\nb\nc\n");
     assert_eq!(lab.run(&["names", "init"]).ok().stdout, "");
     assert_eq!(run(&["names", "plan"]).ok().stdout, "", "no file, no names");
+    let stack = Lab::new(
+        "fleet: lab\netcd:\n  main: { members: 3, auth: { mode: password } }\npostgres:\n  app: { etcd: main, nodes: 3 }\n",
+    );
+    for (verb, names) in [("psql", "app\n"), ("status", "main\napp\n"), ("destroy", "main\n")] {
+        assert_eq!(stack.run(&["names", verb]).ok().stdout, names, "{verb}");
+    }
     let dir = binary("raftsman").parent().expect("a directory").display().to_string();
     let complete = |words: &str| {
         let script = format!(

@@ -10,14 +10,14 @@ use tokio::sync::Notify;
 use super::maintenance::on_event;
 use super::{DECLINED, approved, confirmed, ended};
 use crate::args::{Apply, Common};
-use crate::context::{clusters, context, judge_file};
+use crate::context::{context, judge_file, stacks};
 use crate::exit::Failure;
 use crate::interrupt::interruptible_once;
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Apply) -> Result<ExitCode, Failure> {
     let spec = judge_file(common)?;
-    let only = clusters(&spec, &args.clusters)?;
+    let only = stacks(&spec, &args.clusters)?;
     let (context, begun) = (context(common)?, Notify::new());
     let show = |plan: &FleetPlan| match args.json {
         true => view::print_json_line(&serde_json::json!({ "event": "plan", "plan": plan })),

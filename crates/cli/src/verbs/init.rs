@@ -3,13 +3,13 @@
 use std::path::Path;
 use std::process::ExitCode;
 
-use raftsman_core::spec::{EtcdVersion, Name};
+use raftsman_core::spec::{EtcdVersion, Name, PostgresVersion};
 use raftsman_engine::artifacts::version_of;
-use raftsman_engine::ops::init::{Choices, file, make_state, write_file};
+use raftsman_engine::ops::init::{Choices, file, installed_postgres, lacks_bundle, make_state, write_file};
 use raftsman_engine::store::Protection;
 use secrecy::ExposeSecret as _;
 
-use crate::args::{Common, Init};
+use crate::args::{Common, Init, With};
 use crate::context::{ask_passphrase, context};
 use crate::exit::{Failure, OK};
 use crate::view;
@@ -24,17 +24,33 @@ pub(super) async fn run(common: &Common, args: &Init) -> Result<ExitCode, Failur
     }
     let context = context(common)?;
     let (version, source, found) = etcd(args.etcd.as_deref())?;
-    let text = file(&Choices { fleet: args.fleet.clone(), members: args.members, version, source });
+    let mut choices = Choices { fleet: args.fleet.clone(), members: args.members, version, source, postgres: None };
+    let mut notes = vec![found];
+    if let Some(With::Postgres) = args.with {
+        let installed = installed_postgres();
+        let major = installed.unwrap_or(PostgresVersion::default().major);
+        notes.push(match installed {
+            Some(major) => format!("PostgreSQL {major} from Debian's package postgresql-{major}"),
+            None => format!("no PostgreSQL on this computer yet: `sudo apt install postgresql-{major}`"),
+        });
+        choices.postgres = Some(major);
+    }
+    let text = file(&choices);
+    if choices.postgres.is_some() {
+        notes.extend(lacks_bundle(&text, &context));
+    }
     let protection =
         if args.passphrase { Protection::Passphrase(new_passphrase(common)?) } else { Protection::IdentityFile };
     // The state first: a file without a state would look as if the state had been lost.
     make_state(&text, &context, protection).await?;
     write_file(&common.file, &text)?;
     view::print(&format!(
-        "wrote {}: {} of etcd on this computer\nmade .raftsman: keys and state of this fleet; keep it, and keep it \
-         private\n{found}\nnext: raftsman plan, raftsman apply\n",
+        "wrote {}: {} of etcd{} on this computer\nmade .raftsman: keys and state of this fleet; keep it, and keep it \
+         private\n{}\nnext: raftsman plan, raftsman apply\n",
         common.file.display(),
         if args.members == 1 { "1 member".to_owned() } else { format!("{} members", args.members) },
+        if choices.postgres.is_some() { " and 3 nodes of PostgreSQL" } else { "" },
+        notes.join("\n"),
     ));
     Ok(OK)
 }

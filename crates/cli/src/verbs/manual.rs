@@ -40,7 +40,9 @@ const CLUSTERS: [&str; 14] = [
 ];
 
 /// Verbs that take PostgreSQL clusters of the file.
-const POSTGRES: [&str; 1] = ["switchover"];
+const POSTGRES: [&str; 2] = ["psql", "switchover"];
+/// Verbs of clusters that take PostgreSQL clusters, too.
+const BOTH: [&str; 4] = ["apply", "env", "plan", "status"];
 
 /// The option that takes balancers of the file.
 const VIA: &str = "--via";
@@ -65,7 +67,8 @@ pub(super) fn names(common: &Common, verb: &str) -> Result<ExitCode, Failure> {
         let machines = spec.balancers.iter().filter(|_| logs).flat_map(instances);
         spec.etcd.iter().flat_map(of).chain(nodes).chain(machines).collect()
     } else if CLUSTERS.contains(&verb) || verb == "versions" {
-        spec.etcd.keys().map(ToString::to_string).collect()
+        let postgres = spec.postgres.keys().filter(|_| BOTH.contains(&verb));
+        spec.etcd.keys().chain(postgres).map(ToString::to_string).collect()
     } else if POSTGRES.contains(&verb) {
         spec.postgres.keys().map(ToString::to_string).collect()
     } else if verb == TO {

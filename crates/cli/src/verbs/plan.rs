@@ -7,13 +7,13 @@ use raftsman_engine::ops::begin::is_new;
 use raftsman_engine::ops::plan::{Detail, FleetPlan, plan, plan_of_new};
 
 use crate::args::{Common, Plan};
-use crate::context::{clusters, context, judge_file, open};
+use crate::context::{context, judge_file, open, stacks};
 use crate::exit::{CHANGES, Failure, OK};
 use crate::view::{self, Paint};
 
 pub(super) async fn run(common: &Common, args: &Plan) -> Result<ExitCode, Failure> {
     let spec = judge_file(common)?;
-    let only = clusters(&spec, &args.clusters)?;
+    let only = stacks(&spec, &args.clusters)?;
     let context = context(common)?;
     let detail = Detail { diffs: args.diff, explain: args.explain };
     let plan = match is_new(&spec, &context).await? {

@@ -7,7 +7,7 @@ use raftsman_engine::ops::status::{FleetStatus, status};
 use tokio::signal::unix::{SignalKind, signal};
 
 use crate::args::{Common, Status};
-use crate::context::{clusters, context, open, read_file};
+use crate::context::{context, open, read_file, stacks};
 use crate::exit::{CHANGES, Failure, OK};
 use crate::view::{self, Paint};
 
@@ -30,7 +30,7 @@ pub(super) async fn run(common: &Common, args: &Status) -> Result<ExitCode, Fail
 /// One observation. The file and the state are read for each: both may change during `--watch`.
 async fn look(common: &Common, args: &Status) -> Result<FleetStatus, Failure> {
     let spec = read_file(common)?;
-    let only = clusters(&spec, &args.clusters)?;
+    let only = stacks(&spec, &args.clusters)?;
     Ok(status(&open(spec, context(common)?).await?, &only).await?)
 }
 

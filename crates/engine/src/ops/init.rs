@@ -3,9 +3,11 @@
 use std::path::Path;
 
 use jiff::Timestamp;
-use raftsman_core::spec::{self, EtcdVersion};
+use raftsman_core::spec::{self, EtcdVersion, PatroniVersion};
+use raftsman_core::versions::patroni;
 
 use super::OpError;
+use crate::artifacts::Artifacts;
 use crate::fleet::{Context, Fleet};
 use crate::store::{Protection, Store};
 
@@ -20,11 +22,13 @@ pub struct Choices {
     pub version: Option<EtcdVersion>,
     /// Lines for `source:`, when the binary is not on the PATH.
     pub source: Option<String>,
+    /// The major version of PostgreSQL, where there is to be a cluster of it.
+    pub postgres: Option<u32>,
 }
 
 /// The text of a new file.
 pub fn file(choices: &Choices) -> String {
-    let Choices { fleet, members, version, source } = choices;
+    let Choices { fleet, members, version, source, postgres } = choices;
     let version = version.unwrap_or_default();
     let source = source.as_ref().map(|s| format!("    source: {s}\n")).unwrap_or_default();
     format!(
@@ -37,8 +41,39 @@ pub fn file(choices: &Choices) -> String {
            main:\n    \
              members: {members}\n    \
              version: {version}\n\
-         {source}"
+         {source}{}",
+        postgres.map(with_postgres).unwrap_or_default()
     )
+}
+
+/// Further lines of the cluster `main`, and three nodes of PostgreSQL on it.
+fn with_postgres(major: u32) -> String {
+    format!(
+        "    # Patroni logs in to etcd by a password.\n    \
+             auth: {{ mode: password }}\n\
+         postgres:\n  \
+           app:\n    \
+             etcd: main\n    \
+             nodes: 3\n    \
+             version: {major}\n    \
+             # Which clients may connect, always over TLS and with a password.\n    \
+             access:\n      \
+               - {{ databases: [app], users: [app], from: [127.0.0.0/8] }}\n"
+    )
+}
+
+/// The newest major version of PostgreSQL among Debian's packages on this computer that raftsman runs.
+pub fn installed_postgres() -> Option<u32> {
+    let there = |major: &u32| Path::new(&format!("/usr/lib/postgresql/{major}/bin/postgres")).is_file();
+    patroni::POSTGRES.rev().find(there)
+}
+
+/// What Patroni's bundle of the default version lacks; nothing where it is as it should be.
+pub fn lacks_bundle(text: &str, context: &Context) -> Option<String> {
+    let spec = spec::read(text).spec?;
+    let artifacts = Artifacts::new(context.state_dir(&spec).join("artifacts"), context.examined.clone());
+    let checked = artifacts.check_bundle(None, PatroniVersion::default(), context.base(), &context.agent);
+    checked.err().map(|error| error.to_string())
 }
 
 /// Writes the file, never over one that is there.
