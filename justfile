@@ -133,6 +133,34 @@ readers operations="12" cells="12": everything lab
 bench-scale: everything lab
     ./target/release/measure bench-scale
 
+# PostgreSQL behind HAProxy from nothing, by hand and by raftsman, side by side: just bench-pg-up [ROUNDS]
+bench-pg-up *args: everything lab lab-postgres
+    ./target/release/measure bench-pg-up {{args}}
+
+# For how long writes stop when the primary hands over, by hand and by raftsman, side by side
+bench-pg-switchover *args: everything lab lab-postgres
+    ./target/release/measure bench-pg-switchover {{args}}
+
+# For how long writes stop when the primary's machine is lost, by hand and by raftsman, side by side
+bench-pg-failover *args: everything lab lab-postgres
+    ./target/release/measure bench-pg-failover {{args}}
+
+# For how long writes stop while every node restarts for a parameter, beside one switchover by hand
+bench-pg-roll *args: everything lab lab-postgres
+    ./target/release/measure bench-pg-roll {{args}}
+
+# What is done to the etcd beneath PostgreSQL, and what clients notice: just bench-pg-beneath [PART] for one of so many parts
+bench-pg-beneath *args: everything lab lab-postgres
+    ./target/release/measure bench-pg-beneath {{args}}
+
+# PostgreSQL under clients while something is done or happens to it, one seed each: no acknowledged commit is lost
+postgres operations="100": everything lab lab-postgres
+    RAFTSMAN_SEED=0 RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release --workspace --test local --no-capture -E 'test(/^postgres::whatever/)'
+
+# Every port and login of a stack with PostgreSQL, tried with every certificate and without TLS: a table of what gets in
+access-matrix: everything lab lab-postgres
+    ./target/release/measure access-matrix
+
 # What Patroni answers and keeps in etcd, for the tests of core: written to crates/core/tests/patroni
 record-patroni: everything lab lab-postgres
     cargo nextest run --release --workspace --test local --no-capture --run-ignored only -E 'test(/^beneath::record/)'

@@ -12,6 +12,8 @@ use raftsman_engine::pki::{Authority, AuthorityKind, LeafProfile, Usages};
 use raftsman_etcd::{Credentials, bounded, dial};
 use secrecy::ExposeSecret;
 
+use crate::postgres::Dcs;
+
 /// The operator checks each member this often.
 const POLL: Duration = Duration::from_millis(20);
 const DAY: Duration = Duration::from_secs(24 * 3600);
@@ -26,8 +28,17 @@ pub struct Bare {
 }
 
 impl Bare {
-    /// Makes everything that can be made beforehand.
+    /// Makes everything that can be made beforehand, for clients that log in by their certificates.
     pub fn prepare(etcd: &Path, members: u8, network: u8) -> Self {
+        Self::prepare_for(etcd, members, network, true)
+    }
+
+    /// The same, for clients that log in by passwords, as Patroni does.
+    pub fn prepare_for_passwords(etcd: &Path, members: u8, network: u8) -> Self {
+        Self::prepare_for(etcd, members, network, false)
+    }
+
+    fn prepare_for(etcd: &Path, members: u8, network: u8, certificates: bool) -> Self {
         let dir = tempfile::Builder::new().prefix("bare-etcd-").tempdir().expect("a directory");
         let now = Timestamp::now();
         let make = |kind| Authority::make(kind, "bare CA", None, KeyAlgorithm::EcdsaP256, now, DAY).expect("a CA");
@@ -55,6 +66,11 @@ impl Bare {
                 write(&format!("{name}-{what}.key"), &key.serialize_pem());
             }
             let root = dir.path().display();
+            // With a CA to check clients by, etcd lets no client in without a certificate.
+            let checks = match certificates {
+                true => format!("  client-cert-auth: true\n  trusted-ca-file: {root}/clients.crt\n"),
+                false => String::new(),
+            };
             write(
                 &format!("{name}.yaml"),
                 &format!(
@@ -63,8 +79,7 @@ impl Bare {
                      initial-advertise-peer-urls: https://{address}:2380\ninitial-cluster: {}\n\
                      initial-cluster-token: bare\ninitial-cluster-state: new\nlogger: zap\nlog-level: info\n\
                      log-outputs: [stderr]\nclient-transport-security:\n  cert-file: {root}/{name}-server.crt\n  \
-                     key-file: {root}/{name}-server.key\n  client-cert-auth: true\n  \
-                     trusted-ca-file: {root}/clients.crt\npeer-transport-security:\n  \
+                     key-file: {root}/{name}-server.key\n{checks}peer-transport-security:\n  \
                      cert-file: {root}/{name}-peer.crt\n  key-file: {root}/{name}-peer.key\n  \
                      client-cert-auth: true\n  trusted-ca-file: {root}/peers.crt\n",
                     initial.join(",")
@@ -140,6 +155,33 @@ impl Bare {
             &["auth", "enable"],
         ] {
             assert!(self.etcdctl(etcdctl, arguments), "etcdctl {arguments:?}");
+        }
+    }
+
+    /// Makes a user of Patroni with its role, and turns auth on with `etcdctl`.
+    pub fn enable_passwords(&self, etcdctl: &Path) {
+        let Dcs { user, password, .. } = self.dcs();
+        let login = format!("{user}:{password}");
+        for arguments in [
+            &["user", "add", "root:root-secret"][..],
+            &["user", "grant-role", "root", "root"],
+            &["role", "add", "patroni"],
+            &["role", "grant-permission", "patroni", "--prefix=true", "readwrite", "/service/pg/"],
+            &["user", "add", &login],
+            &["user", "grant-role", "patroni", "patroni"],
+            &["auth", "enable"],
+        ] {
+            assert!(self.etcdctl(etcdctl, arguments), "etcdctl {arguments:?}");
+        }
+    }
+
+    /// The login that Patroni will have.
+    pub fn dcs(&self) -> Dcs {
+        Dcs {
+            members: self.members.iter().map(|(_, address)| *address).collect(),
+            ca: self.dir.path().join("clients.crt"),
+            user: "patroni".to_owned(),
+            password: "dcs-secret-0123456789".to_owned(),
         }
     }
 

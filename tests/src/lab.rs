@@ -337,14 +337,32 @@ impl Lab {
         self.of_machines("/etcd --config-file=")
     }
 
-    /// Ends what runs on a machine, as a power cut does: the agent first, which would start etcd again. Its disk stays.
+    /// Ends what runs on a machine, as a power cut does: the agent first, which would start the others again. Its disk stays.
     pub fn cut_power(&self, machine: &str) {
-        for list in [Self::agents, Self::etcds] {
-            for (_, pid) in list(self).into_iter().filter(|(name, _)| name == machine) {
-                kill(pid, Signal::KILL);
-            }
-            eventually("it ends", || list(self).iter().all(|(name, _)| name != machine).then_some(()));
+        for (_, pid) in self.agents().into_iter().filter(|(name, _)| name == machine) {
+            kill(pid, Signal::KILL);
         }
+        eventually("it ends", || {
+            let left = self.processes_of(machine);
+            left.iter().for_each(|pid| kill(*pid, Signal::KILL));
+            left.is_empty().then_some(())
+        });
+    }
+
+    /// Everything that runs on a machine: its agent and what that started, with all children.
+    pub fn processes_of(&self, machine: &str) -> Vec<u32> {
+        let root = self.machine(machine).to_string_lossy().into_owned();
+        let named = |line: &str| [' ', '/'].iter().any(|end| format!("{line} ").contains(&format!("{root}{end}")));
+        let mut found: Vec<u32> =
+            self.processes().into_iter().filter(|(_, line)| named(line)).map(|(pid, _)| pid).collect();
+        let all: Vec<(u32, u32)> = processes().into_iter().filter_map(|(pid, _)| Some((pid, parent(pid)?))).collect();
+        let mut at = 0;
+        while let Some(of) = found.get(at).copied() {
+            at += 1;
+            let children: Vec<u32> = all.iter().filter(|(_, parent)| *parent == of).map(|(pid, _)| *pid).collect();
+            found.extend(children.into_iter().filter(|pid| !found.contains(pid)).collect::<Vec<_>>());
+        }
+        found
     }
 
     /// Takes a machine away with its disk.
@@ -470,6 +488,13 @@ impl Drop for Lab {
             kill(pid, Signal::KILL);
         }
     }
+}
+
+/// The process that started this one.
+fn parent(pid: u32) -> Option<u32> {
+    let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
+    // The name may have spaces and brackets in it: what follows it begins behind the last one.
+    stat.rsplit_once(')')?.1.split_whitespace().nth(1)?.parse().ok()
 }
 
 /// All running processes, with their command lines.

@@ -4,9 +4,10 @@
 //! standby, strictly. All of it is ended and removed when it is dropped.
 
 use std::fs::OpenOptions;
-use std::net::{IpAddr, Ipv4Addr};
+use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use jiff::Timestamp;
@@ -33,14 +34,22 @@ pub const REST_LOGIN: (&str, &str) = ("raftsman", "rest-secret");
 /// From nothing to a synchronous standby took 36 s at a `loop_wait` of 10 s on a busy computer: the bound is for what hangs.
 const SETTLE: Duration = Duration::from_secs(180);
 const DAY: Duration = Duration::from_secs(24 * 3600);
-/// Where the last byte of the nodes' addresses begins, in the lab's own network: machines of the lab come from below.
+/// Where the last byte of the nodes' addresses begins, in the members' network: machines of a lab come from below.
 const FIRST: u8 = 211;
+/// The last byte of the address of HAProxy in front of them.
+const PROXY: u8 = 220;
 
 /// Where `just lab-postgres` puts Patroni and the programs of PostgreSQL.
 pub fn postgres_dir() -> PathBuf {
     let lab = std::env::var_os("RAFTSMAN_LAB").map(PathBuf::from);
     let dir = lab.map(|lab| lab.join("postgres")).filter(|dir| dir.join("patroni/start.py").exists());
     dir.expect("RAFTSMAN_LAB with PostgreSQL in it: run `just lab-postgres` first")
+}
+
+/// The major version of the lab's PostgreSQL, which is Debian's.
+pub fn major() -> String {
+    let bin = std::fs::canonicalize(postgres_dir().join("bin")).expect("PostgreSQL");
+    bin.parent().and_then(|dir| dir.file_name()).and_then(|name| name.to_str()).expect("a version").to_owned()
 }
 
 /// The etcd that Patroni keeps its keys in, and the login for it.
@@ -75,7 +84,7 @@ impl Dcs {
         let env = lab.run(&["env", "main", "--json"]).ok().json();
         let members = env["endpoints"].as_array().expect("endpoints").iter().map(|url| {
             let socket = url.as_str().and_then(|url| url.strip_prefix("https://")).expect("a URL of TLS");
-            socket.parse::<std::net::SocketAddr>().expect("an address").ip()
+            socket.parse::<SocketAddr>().expect("an address").ip()
         });
         let password = std::fs::read_to_string(lab.path().join("patroni.password")).expect("the password");
         Self {
@@ -132,12 +141,14 @@ impl Node {
 pub struct BarePostgres {
     dir: tempfile::TempDir,
     nodes: Vec<Node>,
-    clients: Clients,
+    proxy: IpAddr,
+    haproxy: Option<Child>,
+    clients: Arc<Clients>,
 }
 
 impl BarePostgres {
-    /// Makes everything that can be made beforehand; nothing is started. Addresses are of this lab's network.
-    pub fn prepare(lab: &Lab, dcs: &Dcs, timers: Timers) -> Self {
+    /// Makes everything that can be made beforehand; nothing is started. Addresses are of the members' network.
+    pub fn prepare(dcs: &Dcs, timers: Timers) -> Self {
         let dir = tempfile::Builder::new().prefix("bare-postgres-").tempdir().expect("a directory");
         let now = Timestamp::now();
         let made = Authority::make(AuthorityKind::Fleet, "postgres CA", None, KeyAlgorithm::EcdsaP256, now, DAY);
@@ -145,9 +156,12 @@ impl BarePostgres {
         std::fs::write(dir.path().join("ca.crt"), authority.certificate_pem()).expect("a file");
         let etcd_ca = std::fs::read_to_string(&dcs.ca).expect("etcd's CA");
         std::fs::write(dir.path().join("etcd-ca.crt"), etcd_ca).expect("a file");
-        let [a, b, c, _] = lab.addresses().first().expect("a machine").octets();
+        let Some(IpAddr::V4(member)) = dcs.members.first() else { panic!("no member with an address of IPv4") };
+        let [a, b, c, _] = member.octets();
+        let at = |last| IpAddr::V4(Ipv4Addr::new(a, b, c, last));
+        let proxy = at(PROXY);
         let nodes = (0..3u8).map(|index| {
-            let (name, address) = (format!("pg-{}", index + 1), IpAddr::V4(Ipv4Addr::new(a, b, c, FIRST + index)));
+            let (name, address) = (format!("pg-{}", index + 1), at(FIRST + index));
             let dir = dir.path().join(&name);
             std::fs::create_dir(&dir).expect("a directory");
             let key = rcgen::KeyPair::generate().expect("a key");
@@ -156,7 +170,7 @@ impl BarePostgres {
                 common_name: name.clone(),
                 organization: None,
                 dns_names: vec![name.clone()],
-                addresses: vec![address],
+                addresses: vec![address, proxy],
                 usages: Usages::Both,
                 validity: DAY,
             };
@@ -172,18 +186,24 @@ impl BarePostgres {
         let (chain, key) = authority.issue_client("operator", None, DAY, now).expect("a client certificate");
         let identity = Identity::from_pem(&chain, key.expose_secret()).expect("an identity");
         let tls = Tls::new(authority.certificate_pem(), identity);
+        write_private(dir.path().join("client.pem"), &(chain + key.expose_secret()));
         let places = nodes.iter().map(|node| (node.name.clone(), node.address)).collect();
-        Self { dir, nodes, clients: Clients::with(places, SUPERUSER, "postgres", tls) }
+        Self { dir, nodes, proxy, haproxy: None, clients: Arc::new(Clients::with(places, SUPERUSER, "postgres", tls)) }
     }
 
     /// Prepares and starts all nodes, and waits until there is a synchronous standby.
-    pub fn up(lab: &Lab, dcs: &Dcs, timers: Timers) -> Self {
-        let mut cluster = Self::prepare(lab, dcs, timers);
-        for index in 0..cluster.nodes.len() {
-            cluster.start(index);
-        }
+    pub fn up(dcs: &Dcs, timers: Timers) -> Self {
+        let mut cluster = Self::prepare(dcs, timers);
+        cluster.start_all();
         cluster.settled();
         cluster
+    }
+
+    /// Starts Patroni on all nodes.
+    pub fn start_all(&mut self) {
+        for index in 0..self.nodes.len() {
+            self.start(index);
+        }
     }
 
     /// Gives every node another file for Patroni before it is started, by its name, its address and its directory. The
@@ -238,6 +258,46 @@ impl BarePostgres {
         node.patroni = Some(child.expect("Patroni starts"));
     }
 
+    /// Starts HAProxy in front of all nodes: every other client connects through it from now on. It leads to the primary,
+    /// which it asks Patroni for as often as raftsman's does.
+    pub fn front(&mut self) {
+        let (root, file) = (self.dir.path().display(), self.dir.path().join("haproxy.cfg"));
+        let mut text = format!(
+            "global
+  maxconn 500
+defaults
+  mode tcp
+  timeout connect 1s
+  timeout client 1d
+  timeout server 1d
+  timeout check 2s
+  retries 3
+  option redispatch 1
+listen primary
+  bind {}:{PORT}
+  tcp-request connection reject if {{ nbsrv(primary) gt 1 }}
+  option httpchk
+  http-check send meth GET uri /primary
+  http-check expect status 200
+  default-server check check-ssl port {REST_PORT} verify required ca-file {root}/ca.crt crt {root}/client.pem inter 1s \
+fastinter 500ms downinter 500ms fall 3 rise 1 on-marked-down shutdown-sessions
+",
+            self.proxy
+        );
+        for Node { name, address, .. } in &self.nodes {
+            text.push_str(&format!("  server {name} {address}:{PORT}\n"));
+        }
+        write_private(&file, &text);
+        let log = OpenOptions::new().append(true).create(true).open(self.dir.path().join("haproxy.log"));
+        let log = log.expect("a log");
+        let mut haproxy = Command::new(raftsman_core::render::haproxy::PROGRAM);
+        haproxy.arg("-db").arg("-f").arg(&file).stdin(Stdio::null());
+        haproxy.stdout(log.try_clone().expect("a log")).stderr(log);
+        self.haproxy = Some(haproxy.spawn().expect("HAProxy starts: install haproxy"));
+        let clients = Arc::get_mut(&mut self.clients).expect("no client is at work");
+        clients.lead_through(vec![SocketAddr::new(self.proxy, PORT)]);
+    }
+
     /// Kills Patroni and PostgreSQL of a node, as the loss of its machine does.
     pub fn kill(&mut self, index: usize) {
         let node = &mut self.nodes[index];
@@ -264,11 +324,7 @@ impl BarePostgres {
 
     /// How often a primary gave its role up, by the words of every Patroni.
     pub fn demotions(&self) -> usize {
-        let logs = (0..self.nodes.len()).map(|index| self.log(index));
-        logs.map(|log| {
-            log.lines().filter(|line| line.contains("emoting self") || line.contains("demoted self")).count()
-        })
-        .sum()
+        (0..self.nodes.len()).map(|index| demotions_in(&self.log(index))).sum()
     }
 
     /// A request to a node's REST interface, with the operator's certificate and password.
@@ -324,12 +380,20 @@ impl BarePostgres {
         }
     }
 
+    /// The node with the leader's lease, as any Patroni that answers says.
+    pub fn leader(&self) -> Option<usize> {
+        self.place(&self.members(), &["leader"])
+    }
+
+    /// The first node that has one of these roles.
+    fn place(&self, members: &[Value], roles: &[&str]) -> Option<usize> {
+        let is = |member: &&Value| member["role"].as_str().is_some_and(|role| roles.contains(&role));
+        let name = members.iter().find(is)?["name"].as_str()?;
+        self.nodes.iter().position(|node| node.name == name)
+    }
+
     fn judge(&self, members: &[Value]) -> Option<Settled> {
-        let is = |member: &&Value, roles: &[&str]| member["role"].as_str().is_some_and(|role| roles.contains(&role));
-        let place = |roles: &[&str]| {
-            let name = members.iter().find(|member| is(member, roles))?["name"].as_str()?;
-            self.nodes.iter().position(|node| node.name == name)
-        };
+        let place = |roles: &[&str]| self.place(members, roles);
         let runs = |member: &Value| matches!(member["state"].as_str(), Some("running" | "streaming"));
         let timeline = members.first()?["timeline"].as_u64()?;
         let whole = members.len() == self.nodes.len()
@@ -339,7 +403,7 @@ impl BarePostgres {
     }
 
     /// How clients connect to it, as the superuser.
-    pub fn clients(&self) -> &Clients {
+    pub fn clients(&self) -> &Arc<Clients> {
         &self.clients
     }
 }
@@ -353,6 +417,11 @@ pub struct Settled {
     pub standby: usize,
     /// The timeline of all nodes.
     pub timeline: u64,
+}
+
+/// How often a Patroni said in its log that a primary gave its role up.
+pub(super) fn demotions_in(log: &str) -> usize {
+    log.lines().filter(|line| line.contains("emoting self") || line.contains("demoted self")).count()
 }
 
 /// The last lines of a text.
@@ -433,6 +502,10 @@ watchdog: {{ mode: 'off' }}
 
 impl Drop for BarePostgres {
     fn drop(&mut self) {
+        if let Some(mut haproxy) = self.haproxy.take() {
+            let _ = haproxy.kill();
+            let _ = haproxy.wait();
+        }
         // Patroni first, which would start PostgreSQL again; then PostgreSQL, at once, but so that it can remove its shared
         // memory; then what either of them had started and not waited for.
         for node in &mut self.nodes {

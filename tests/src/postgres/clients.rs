@@ -34,10 +34,9 @@ impl Clients {
         Self { nodes, through: Vec::new(), login, tls, runtime: runtime.expect("a runtime") }
     }
 
-    /// The same, where every other client connects through these instances of a balancer.
-    #[must_use]
-    pub fn through(self, instances: Vec<SocketAddr>) -> Self {
-        Self { through: instances, ..self }
+    /// Every other client connects through these instances of a balancer from now on.
+    pub fn lead_through(&mut self, instances: Vec<SocketAddr>) {
+        self.through = instances;
     }
 
     /// How the client of this number connects.

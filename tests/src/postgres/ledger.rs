@@ -53,15 +53,8 @@ impl<'a> Ledger<'a> {
     /// Starts so many clients, and waits until each could write.
     #[track_caller]
     pub fn start(cluster: &'a Clients, clients: usize) -> Self {
-        let (config, tls) = (cluster.config(), cluster.tls());
-        cluster.runtime().block_on(async {
-            let begun = Instant::now();
-            let made = "create table if not exists ledger (id text primary key)";
-            while let Err(error) = once(&config, &tls, made).await {
-                assert!(begun.elapsed() < DOWN, "no table could be made: {error}");
-                tokio::time::sleep(Duration::from_millis(200)).await;
-            }
-        });
+        let tls = cluster.tls();
+        make_table(cluster, &cluster.config());
         let (stop, acknowledged) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicU64::new(0)));
         let run = jiff::Timestamp::now().as_millisecond();
         let clients = (0..clients).map(|number| {
@@ -120,6 +113,25 @@ impl<'a> Ledger<'a> {
             }
         })
     }
+}
+
+/// Waits until a client that knows only the balancer in front of the cluster could write.
+#[track_caller]
+pub fn written_through(cluster: &Clients) {
+    make_table(cluster, &cluster.config_of(1));
+}
+
+#[track_caller]
+fn make_table(cluster: &Clients, config: &tokio_postgres::Config) {
+    let tls = cluster.tls();
+    cluster.runtime().block_on(async {
+        let begun = Instant::now();
+        let made = "create table if not exists ledger (id text primary key)";
+        while let Err(error) = once(config, &tls, made).await {
+            assert!(begun.elapsed() < DOWN, "no table could be made: {error}");
+            tokio::time::sleep(Duration::from_millis(20)).await;
+        }
+    });
 }
 
 /// The longest time without an acknowledged write between these two moments.

@@ -4,11 +4,12 @@ pub mod bare;
 mod clients;
 mod connect;
 pub mod ledger;
+pub mod operations;
 mod stack;
 pub mod watch;
 
 pub use bare::{BarePostgres, Dcs, Timers};
 pub use clients::Clients;
 pub use ledger::Ledger;
-pub use stack::{Stack, balancer, section};
+pub use stack::{Stack, balancer, psql, section};
 pub use watch::Watch;

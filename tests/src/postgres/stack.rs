@@ -4,7 +4,7 @@ use std::net::{IpAddr, SocketAddr};
 
 use serde_json::Value;
 
-use super::bare::postgres_dir;
+use super::bare::{demotions_in, postgres_dir};
 use super::clients::Clients;
 use crate::lab::{Lab, Output, eventually};
 
@@ -35,6 +35,9 @@ pub fn section(major: &str, from: &str, further: &str) -> String {
     )
 }
 
+/// Patience for what a busy computer takes.
+pub(super) const APPLY: [&str; 4] = ["apply", "--yes", "--timeout", "180s"];
+
 /// What is under test, and how the superuser is asked, who logs in on the primary's own machine only.
 pub struct Stack<'a> {
     /// Its directory.
@@ -43,11 +46,25 @@ pub struct Stack<'a> {
     pub superuser: &'a dyn Fn(&str, &str) -> Output,
 }
 
+/// A statement of the superuser on the primary of `app`, where its machines are on this computer.
+pub fn psql(lab: &Lab, statement: &str) -> Output {
+    lab.run(&["psql", "app", "--", "-X", "-At", "-v", "ON_ERROR_STOP=1", "-c", statement])
+}
+
 impl Stack<'_> {
     /// Which standby is synchronous decides the order of some steps, and is Patroni's choice: the forecast is not compared.
     #[track_caller]
     pub fn apply(&self) {
-        self.lab.run(&["apply", "--yes", "--timeout", "180s"]).ok();
+        self.lab.run(&APPLY).ok();
+    }
+
+    /// Whichever of the two the file has is replaced by the other one. It is not applied.
+    #[track_caller]
+    pub fn exchange(&self, [one, other]: [&str; 2]) {
+        let text = self.lab.file();
+        assert!(text.contains(one) != text.contains(other), "one of {one} and {other}: {text}");
+        let (from, to) = if text.contains(one) { (one, other) } else { (other, one) };
+        self.lab.write_file(&text.replace(from, to));
     }
 
     /// The file's part is replaced, applied, and then there is nothing to do.
@@ -66,6 +83,20 @@ impl Stack<'_> {
         self.lab.run(&["status", "--json"]).json()["clusters"][0]["postgres"][0].clone()
     }
 
+    /// The machines of its nodes.
+    #[track_caller]
+    pub fn nodes(&self) -> Vec<String> {
+        let nodes = self.seen()["nodes"].as_array().expect("nodes").clone();
+        nodes.iter().map(|node| node["name"].as_str().expect("a name").to_owned()).collect()
+    }
+
+    /// How often a primary gave its role up, by the words of every Patroni, where its machines are on this computer.
+    pub fn demotions(&self) -> usize {
+        let machines = self.nodes().into_iter().map(|node| self.lab.machine(&node));
+        let logs = machines.map(|machine| std::fs::read_to_string(machine.join("postgres/patroni.log")));
+        logs.map(|log| demotions_in(&log.expect("a log"))).sum()
+    }
+
     /// The machine of the node that takes writes.
     #[track_caller]
     pub fn primary(&self) -> Option<String> {
@@ -82,22 +113,31 @@ impl Stack<'_> {
     /// What clients know, of whom every other connects through this balancer. Makes their role and their database.
     #[track_caller]
     pub fn clients(&self, balancer: &str) -> Clients {
+        let mut clients = self.clients_of_nodes();
+        let through = self.lab.run(&["env", "--via", balancer, "--json"]).ok().json();
+        let port = u16::try_from(through["port"].as_u64().expect("a port")).expect("a port");
+        let instances = through["hosts"].as_array().expect("hosts").iter();
+        clients.lead_through(instances.map(|host| SocketAddr::new(address(host), port)).collect());
+        clients
+    }
+
+    /// What clients know that connect to the nodes. Makes their role and their database.
+    #[track_caller]
+    pub fn clients_of_nodes(&self) -> Clients {
         self.ask(&format!("create role {} login password '{}'", LOGIN.0, LOGIN.1));
         self.ask(&format!("create database {DATABASE} owner {}", LOGIN.0));
-        let env = |arguments: &[&str]| self.lab.run(&[&["env", "--json"], arguments].concat()).ok().json();
-        let direct = env(&["app"]);
-        let ca = std::fs::read_to_string(direct["ca"].as_str().expect("a path")).expect("the CA");
-        let address = |value: &Value| value.as_str().and_then(|at| at.parse::<IpAddr>().ok()).expect("an address");
+        let env = self.lab.run(&["env", "app", "--json"]).ok().json();
+        let ca = std::fs::read_to_string(env["ca"].as_str().expect("a path")).expect("the CA");
         let nodes = self.seen()["nodes"].as_array().expect("nodes").clone();
         let nodes =
             nodes.iter().map(|node| (node["name"].as_str().expect("a name").to_owned(), address(&node["address"])));
         let nodes: Vec<(String, IpAddr)> = nodes.collect();
-        let hosts: Vec<IpAddr> = direct["hosts"].as_array().expect("hosts").iter().map(address).collect();
+        let hosts: Vec<IpAddr> = env["hosts"].as_array().expect("hosts").iter().map(address).collect();
         assert_eq!(hosts, nodes.iter().map(|(_, address)| *address).collect::<Vec<_>>());
-        let through = env(&["--via", balancer]);
-        let port = u16::try_from(through["port"].as_u64().expect("a port")).expect("a port");
-        let instances = through["hosts"].as_array().expect("hosts").iter();
-        let instances = instances.map(|host| SocketAddr::new(address(host), port)).collect();
-        Clients::new(nodes, LOGIN, DATABASE, &ca).through(instances)
+        Clients::new(nodes, LOGIN, DATABASE, &ca)
     }
+}
+
+fn address(value: &Value) -> IpAddr {
+    value.as_str().and_then(|at| at.parse().ok()).expect("an address")
 }

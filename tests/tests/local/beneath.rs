@@ -22,7 +22,7 @@ fn no_primary_is_demoted_by_work_on_the_etcd_beneath() {
     let lab = Lab::cluster(3, "3.6.14", &ETCD_LINES);
     Dcs::prepare(&lab);
     lab.apply();
-    let postgres = BarePostgres::up(&lab, &Dcs::of(&lab), Timers::SHORTEST);
+    let postgres = BarePostgres::up(&Dcs::of(&lab), Timers::SHORTEST);
     let before = postgres.settled();
     let (watch, ledger) = (Watch::start(postgres.clients()), Ledger::start(postgres.clients(), 2));
 
@@ -115,7 +115,7 @@ fn record_what_patroni_answers() {
     let lab = Lab::cluster(3, "3.6.15", &ETCD_LINES);
     Dcs::prepare(&lab);
     lab.apply();
-    let mut postgres = BarePostgres::up(&lab, &Dcs::of(&lab), Timers::SHORTEST);
+    let mut postgres = BarePostgres::up(&Dcs::of(&lab), Timers::SHORTEST);
     let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../crates/core/tests/patroni");
     let write = |name: &str, value: &Value| {
         let text = serde_json::to_string_pretty(value).expect("JSON") + "\n";

@@ -82,7 +82,7 @@ fn three_nodes_run_by_the_file() {
     let lab = Lab::cluster(1, "3.6.15", &ETCD_LINES);
     Dcs::prepare(&lab);
     lab.apply();
-    let mut postgres = BarePostgres::prepare(&lab, &Dcs::of(&lab), Timers::SHORTEST);
+    let mut postgres = BarePostgres::prepare(&Dcs::of(&lab), Timers::SHORTEST);
     let addresses: Vec<IpAddr> = (0..postgres.nodes()).map(|index| postgres.address(index)).collect();
     let stack = stack(&lab, &addresses);
     let (cluster, hosts) = (&stack.postgres[0], stack.etcd_hosts(&Ledger::default()));

@@ -1,17 +1,14 @@
 //! A file with a PostgreSQL cluster → a stack on this computer: brought up, used by clients, changed, and gone again.
 
 use std::process::Command;
+use std::time::Instant;
 
-use raftsman_tests::lab::{Lab, Output, etcd_dir, eventually, kill};
-use raftsman_tests::postgres::bare::postgres_dir;
-use raftsman_tests::postgres::{Ledger, Stack, Watch, balancer, section};
+use raftsman_tests::dice::Dice;
+use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill, soak};
+use raftsman_tests::postgres::bare::{major, postgres_dir};
+use raftsman_tests::postgres::operations::Operation;
+use raftsman_tests::postgres::{Ledger, Stack, Watch, balancer, psql, section};
 use rustix::process::Signal;
-
-/// The major version of the lab's PostgreSQL, which is Debian's.
-fn major() -> String {
-    let bin = std::fs::canonicalize(postgres_dir().join("bin")).expect("PostgreSQL");
-    bin.parent().and_then(|dir| dir.file_name()).and_then(|name| name.to_str()).expect("a version").to_owned()
-}
 
 /// A file with three members, three nodes and a balancer in front of them.
 fn file() -> String {
@@ -28,11 +25,6 @@ etcd:
         etcd_dir(),
         balancer("instances: 2")
     )
-}
-
-/// A statement of the superuser.
-fn psql(lab: &Lab, statement: &str) -> Output {
-    lab.run(&["psql", "app", "--", "-X", "-At", "-v", "ON_ERROR_STOP=1", "-c", statement])
 }
 
 #[test]
@@ -81,6 +73,52 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     assert_eq!(accounts.lost, [] as [String; 0], "acknowledged and not there");
     assert_eq!(seen.two_primaries, [], "two nodes took writes at once");
     lab.run(&["destroy", "--yes"]).ok();
+    assert_eq!(lab.processes(), []);
+}
+
+/// One seed an operation, each under clients of its own. `RAFTSMAN_OPERATIONS` says how many, `RAFTSMAN_SEED` which comes
+/// first; a hundred in a soak.
+#[test]
+#[allow(clippy::print_stdout, reason = "a table is printed")]
+fn whatever_happens_no_acknowledged_commit_is_lost() {
+    let said = |name: &str| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
+    let wanted = said("RAFTSMAN_OPERATIONS").unwrap_or(if soak() { 100 } else { 3 });
+    let drawn = || Dice::of_this_run("postgres").below(if soak() { 1 } else { 1000 }) as u64;
+    let first = said("RAFTSMAN_SEED").unwrap_or_else(drawn);
+    let lab = Lab::new(&file().replace("mode: password }\n", "mode: password }\n    quota: 2GiB\n"));
+    let superuser = |_: &str, statement: &str| psql(&lab, statement);
+    let stack = Stack { lab: &lab, superuser: &superuser };
+    stack.apply();
+    let clients = stack.clients("db");
+    println!("seed  operation               seconds  acknowledged  longest gap  lost  two primaries");
+    let mut wrong = Vec::new();
+    for seed in first..first + wanted {
+        // Every operation once in as many seeds as there are operations, each time in another order.
+        let all = Operation::ALL.len() as u64;
+        let mut order = Operation::ALL;
+        Dice::new(seed / all).shuffle(&mut order);
+        let operation = order[usize::try_from(seed % all).expect("small")];
+        let (watch, ledger) = (Watch::start(&clients), Ledger::start(&clients, 4));
+        let begun = Instant::now();
+        operation.carry_out(&stack, &mut Dice::new(seed));
+        let took = begun.elapsed().as_secs_f64();
+        ledger.await_writes(20);
+        let (accounts, seen) = (ledger.finish(), watch.finish());
+        println!(
+            "{seed:>4}  {:<22}  {took:>7.1}  {:>12}  {:>8} ms  {:>4}  {:>13}",
+            operation.name(),
+            accounts.acknowledged,
+            accounts.longest_gap.as_millis(),
+            accounts.lost.len(),
+            seen.two_primaries.len(),
+        );
+        let two = !seen.two_primaries.is_empty() && !operation.leaves_a_former_primary();
+        if !accounts.lost.is_empty() || two {
+            wrong.push(format!("seed {seed}, {}: {accounts:?}\n{seen:?}", operation.name()));
+        }
+    }
+    assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
+    lab.destroy();
     assert_eq!(lab.processes(), []);
 }
 
@@ -183,4 +221,32 @@ fn a_missing_bundle_is_named_before_anything_is_made() {
     let refused = lab.run(&["apply", "--yes"]).failed();
     assert!(refused.stderr.contains("the bundle of Patroni 4.1.5 is not at"), "{}", refused.all());
     assert!(!lab.path().join(".raftsman/machines").exists(), "nothing was made");
+}
+
+/// The agent with Patroni's bundle beside it, as they are installed; the file is what `init` writes.
+#[test]
+fn a_file_of_init_becomes_a_working_stack() {
+    let programs = tempfile::tempdir().expect("a directory");
+    let agent = programs.path().join("raftsman-agent");
+    std::fs::copy(raftsman_tests::lab::binary("raftsman-agent"), &agent).expect("a copy");
+    std::fs::copy(postgres_dir().join("patroni-4.1.5.tar"), agent.with_file_name("patroni-4.1.5.tar")).expect("a copy");
+    let mut lab = Lab::new("");
+    std::fs::remove_file(lab.path().join("raftsman.yaml")).expect("removed");
+    lab.use_agent(agent.clone());
+    let etcd = etcd_dir().join("3.6.15/etcd");
+    let init = ["init", "--with", "postgres", "--etcd", etcd.to_str().expect("a path")];
+    let said = lab.run(&init).ok().stdout;
+    assert!(said.contains("3 members of etcd and 3 nodes of PostgreSQL on this computer"), "{said}");
+    assert!(!said.contains("bundle"), "{said}");
+    lab.run(&["check"]).ok();
+    lab.run(&["apply", "--yes", "--timeout", "180s"]).ok();
+    lab.nothing_to_do();
+    assert_eq!(psql(&lab, "select pg_is_in_recovery()").ok().stdout.trim(), "f");
+    assert_eq!(lab.run(&["status", "app", "--json"]).ok().json()["clusters"][0]["postgres"][0]["state"], "settled");
+    lab.destroy();
+    // What is missing is said, and the file is written all the same.
+    std::fs::remove_file(agent.with_file_name("patroni-4.1.5.tar")).expect("removed");
+    std::fs::remove_file(lab.path().join("raftsman.yaml")).expect("removed");
+    let said = lab.run(&init).ok().stdout;
+    assert!(said.contains("the bundle of Patroni 4.1.5 is not at"), "{said}");
 }

@@ -2,11 +2,15 @@
 //!
 //! One program for all of them: what they share is compiled and linked once.
 
+mod access_matrix;
 mod backup;
 mod big;
 mod death;
 mod incus;
 mod pause;
+mod postgres;
+mod postgres_beneath;
+mod postgres_up;
 mod restore;
 mod scale;
 mod skew;
@@ -18,10 +22,16 @@ use std::process::ExitCode;
 type Main = fn(&[String]) -> ExitCode;
 
 /// Names as `just` has them.
-const ALL: [(&str, Main); 10] = [
+const ALL: [(&str, Main); 16] = [
+    ("access-matrix", access_matrix::main),
     ("bench-backup", backup::main),
     ("bench-incus", incus::main),
     ("bench-pause", pause::main),
+    ("bench-pg-beneath", postgres_beneath::main),
+    ("bench-pg-failover", postgres::failover),
+    ("bench-pg-roll", postgres::roll),
+    ("bench-pg-switchover", postgres::switchover),
+    ("bench-pg-up", postgres_up::main),
     ("bench-restore", restore::main),
     ("bench-scale", scale::main),
     ("bench-up", up::main),
