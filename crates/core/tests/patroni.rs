@@ -136,6 +136,12 @@ fn what_is_not_as_it_should_be() {
         unsettled(&|nodes, _| change(nodes, "pg-2", |facts| facts.system = Some(SystemId(1)))),
         (Unsettled::OtherSystem("pg-2".to_owned()), one)
     );
+    // A node that has just made or copied its data does not say whose it is yet, nor do the keys before the first is done.
+    assert_eq!(
+        unsettled(&|nodes, _| change(nodes, "pg-2", |facts| facts.system = None)),
+        (Unsettled::NotRunning("pg-2".to_owned()), one)
+    );
+    assert_eq!(unsettled(&|_, keys| keys.system = None), (Unsettled::NoPrimary, one));
     assert_eq!(
         unsettled(&|nodes, _| change(nodes, "pg-2", |facts| facts.timeline = Some(1))),
         (Unsettled::TimelinesDiffer([1, 2].into()), one)

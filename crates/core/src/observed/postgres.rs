@@ -469,8 +469,13 @@ impl<'a> PostgresView<'a> {
             if facts.state != NodeState::Running {
                 return Err(Unsettled::NotRunning((*name).to_owned()));
             }
-            if facts.system != self.keys.system {
-                return Err(Unsettled::OtherSystem((*name).to_owned()));
+            match (facts.system, self.keys.system) {
+                (Some(of_node), Some(of_cluster)) if of_node == of_cluster => {}
+                (Some(_), Some(_)) => return Err(Unsettled::OtherSystem((*name).to_owned())),
+                // Patroni says it once it has made the data. Keys and nodes are read at different moments, so that either
+                // may be known first.
+                (None, Some(_) | None) => return Err(Unsettled::NotRunning((*name).to_owned())),
+                (Some(_), None) => return Err(Unsettled::NoPrimary),
             }
         }
         if self.keys.failover {

@@ -52,7 +52,7 @@ struct Row {
 const CLUSTERS_OWN: &[&str] = &["a node's", "the balancer's"];
 /// A password decides, over TLS; no certificate is asked for.
 const ANY_OVER_TLS: &[&str] =
-    &["none", "a node's", "the balancer's", "another cluster's", "a client's of etcd", "unknown CA", "expired"];
+    &["none", "a node's", "the balancer's", "another cluster's", "a member's", "unknown CA", "expired"];
 const NOTHING: &[&str] = &[];
 
 pub(crate) fn main(_: &[String]) -> ExitCode {
@@ -77,7 +77,7 @@ pub(crate) fn main(_: &[String]) -> ExitCode {
         Shown::of("a node's", &machine(NODE, "postgres/tls/rest/current")),
         Shown::of("the balancer's", &machine("db-1", "haproxy/tls/current")),
         Shown::of("another cluster's", &machine("web-1", "postgres/tls/rest/current")),
-        Shown::of("a client's of etcd", &machine("main-1", "etcd/tls/server/current")),
+        Shown::of("a member's", &machine("main-1", "etcd/tls/server/current")),
         Shown::new("unknown CA", issued(&lab, "stranger", &stranger.expect("a CA"), Timestamp::now())),
         Shown::new("expired", ended),
         Shown { name: "plaintext", files: None, tls: false },
