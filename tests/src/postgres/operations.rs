@@ -90,7 +90,7 @@ impl Operation {
     pub fn carry_out(self, stack: &Stack<'_>, dice: &mut Dice) {
         let lab = stack.lab;
         match self {
-            Self::Switchover => drop(lab.run(&["switchover", "app", "--yes"]).ok()),
+            Self::Switchover => stack.switch_over(),
             Self::PrimaryKilled => {
                 let primary = the_primary(stack);
                 let own = lab.machine(&primary).join("postgres").to_string_lossy().into_owned();

@@ -58,6 +58,19 @@ impl Stack<'_> {
         self.lab.run(&APPLY).ok();
     }
 
+    /// Another node takes the primary's place. On a busy computer a member may not answer for a moment: it is refused then.
+    #[track_caller]
+    pub fn switch_over(&self) {
+        eventually("a switchover", || {
+            let asked = self.lab.run(&["switchover", "app", "--yes"]);
+            if asked.stderr.starts_with("error: not done:") {
+                return None;
+            }
+            asked.ok();
+            Some(())
+        });
+    }
+
     /// Whichever of the two the file has is replaced by the other one. It is not applied.
     #[track_caller]
     pub fn exchange(&self, [one, other]: [&str; 2]) {

@@ -56,7 +56,7 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     ledger.await_writes(20);
     // Another node on request.
     let before = eventually("a primary", || stack.primary());
-    lab.run(&["switchover", "app", "--yes"]).ok();
+    stack.switch_over();
     let after = eventually("a primary after the switchover", || stack.primary());
     assert_ne!(before, after);
     ledger.await_writes(20);
@@ -82,7 +82,7 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
 #[allow(clippy::print_stdout, reason = "a table is printed")]
 fn whatever_happens_no_acknowledged_commit_is_lost() {
     let said = |name: &str| std::env::var(name).ok().and_then(|number| number.parse::<u64>().ok());
-    let wanted = said("RAFTSMAN_OPERATIONS").unwrap_or(if soak() { 100 } else { 3 });
+    let wanted = said("RAFTSMAN_OPERATIONS").unwrap_or(if soak() { 100 } else { 2 });
     let drawn = || Dice::of_this_run("postgres").below(if soak() { 1 } else { 1000 }) as u64;
     let first = said("RAFTSMAN_SEED").unwrap_or_else(drawn);
     let lab = Lab::new(&file().replace("mode: password }\n", "mode: password }\n    quota: 2GiB\n"));

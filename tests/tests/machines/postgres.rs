@@ -38,7 +38,7 @@ fn lives(stack: &Stack<'_>, power_cut: &mut dyn FnMut(&str), power_on: &mut dyn 
     assert_eq!(stack.ask("show max_connections"), "60");
     ledger.await_writes(20);
     let before = eventually("a primary", || stack.primary());
-    stack.lab.run(&["switchover", "app", "--yes"]).ok();
+    stack.switch_over();
     let after = eventually("another primary", || stack.primary().filter(|now| *now != before));
     ledger.await_writes(20);
     power_cut(&after);
