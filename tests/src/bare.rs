@@ -13,6 +13,7 @@ use raftsman_etcd::{Credentials, bounded, dial};
 use secrecy::ExposeSecret;
 
 use crate::postgres::Dcs;
+use crate::postgres::bare::DCS_LOGIN;
 
 /// The operator checks each member this often.
 const POLL: Duration = Duration::from_millis(20);
@@ -180,8 +181,8 @@ impl Bare {
         Dcs {
             members: self.members.iter().map(|(_, address)| *address).collect(),
             ca: self.dir.path().join("clients.crt"),
-            user: "patroni".to_owned(),
-            password: "dcs-secret-0123456789".to_owned(),
+            user: DCS_LOGIN.0.to_owned(),
+            password: DCS_LOGIN.1.to_owned(),
         }
     }
 

@@ -29,6 +29,8 @@ pub(super) const REST_PORT: u16 = 8008;
 pub(super) const PORT: u16 = 5432;
 /// PostgreSQL's superuser, and its password.
 pub(super) const SUPERUSER: (&str, &str) = ("postgres", "super-secret");
+/// etcd's user for Patroni, and its password.
+pub const DCS_LOGIN: (&str, &str) = ("patroni", "dcs-secret-0123456789");
 /// The login to REST that changes something.
 pub const REST_LOGIN: (&str, &str) = ("raftsman", "rest-secret");
 /// From nothing to a synchronous standby took 36 s at a `loop_wait` of 10 s on a busy computer: the bound is for what hangs.
@@ -75,7 +77,7 @@ pub const ETCD_LINES: [&str; 3] = [
 impl Dcs {
     /// The password that [`ETCD_LINES`] refer to, in a lab that is not applied yet.
     pub fn prepare(lab: &Lab) {
-        write_private(lab.path().join("patroni.password"), "dcs-secret-0123456789");
+        write_private(lab.path().join("patroni.password"), DCS_LOGIN.1);
     }
 
     /// The login to the cluster `main`, which runs.
@@ -90,7 +92,7 @@ impl Dcs {
         Self {
             members: members.collect(),
             ca: PathBuf::from(env["ca"].as_str().expect("a CA")),
-            user: "patroni".to_owned(),
+            user: DCS_LOGIN.0.to_owned(),
             password,
         }
     }

@@ -93,9 +93,7 @@ impl Operation {
             Self::Switchover => stack.switch_over(),
             Self::PrimaryKilled => {
                 let primary = the_primary(stack);
-                let own = lab.machine(&primary).join("postgres").to_string_lossy().into_owned();
-                let of_node = lab.processes().into_iter().filter(|(_, line)| line.contains(&own));
-                of_node.for_each(|(pid, _)| kill(pid, Signal::KILL));
+                stack.processes_of(&primary).into_iter().for_each(|(pid, _)| kill(pid, Signal::KILL));
             }
             Self::PrimaryGone => {
                 let primary = the_primary(stack);

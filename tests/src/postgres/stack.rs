@@ -36,7 +36,7 @@ pub fn section(major: &str, from: &str, further: &str) -> String {
 }
 
 /// Patience for what a busy computer takes.
-pub(super) const APPLY: [&str; 4] = ["apply", "--yes", "--timeout", "180s"];
+pub const APPLY: [&str; 4] = ["apply", "--yes", "--timeout", "180s"];
 
 /// What is under test, and how the superuser is asked, who logs in on the primary's own machine only.
 pub struct Stack<'a> {
@@ -101,6 +101,12 @@ impl Stack<'_> {
     pub fn nodes(&self) -> Vec<String> {
         let nodes = self.seen()["nodes"].as_array().expect("nodes").clone();
         nodes.iter().map(|node| node["name"].as_str().expect("a name").to_owned()).collect()
+    }
+
+    /// Patroni and PostgreSQL on a node: processes whose arguments name its directory. Neither its agent nor a client does.
+    pub fn processes_of(&self, node: &str) -> Vec<(u32, String)> {
+        let dir = self.lab.machine(node).join("postgres").to_string_lossy().into_owned();
+        self.lab.processes().into_iter().filter(|(_, line)| line.contains(&dir)).collect()
     }
 
     /// How often a primary gave its role up, by the words of every Patroni, where its machines are on this computer.

@@ -61,7 +61,7 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     assert_ne!(before, after);
     ledger.await_writes(20);
     // The primary's Patroni and PostgreSQL are killed: its agent starts them again, or a synchronous standby follows.
-    for (pid, _) in of_node(&lab, &after) {
+    for (pid, _) in stack.processes_of(&after) {
         kill(pid, Signal::KILL);
     }
     ledger.await_writes(20);
@@ -200,12 +200,6 @@ fn only_the_role_gets_in(lab: &Lab) {
         let (worked, said) = self::answer(host, &login, "select 1");
         assert!(said.contains(answer) && worked == (answer == "1"), "{login}: {said}");
     }
-}
-
-/// The processes of a node: those whose arguments name its directory, and are neither its agent's nor a client's.
-fn of_node(lab: &Lab, machine: &str) -> Vec<(u32, String)> {
-    let dir = format!("{}/.raftsman/machines/{machine}/postgres", lab.path().display());
-    lab.processes().into_iter().filter(|(_, line)| line.contains(&dir)).collect()
 }
 
 /// The default bundle is the one beside the agent, and a file without one says how it is made.

@@ -64,9 +64,9 @@ pub(crate) fn main(_: &[String]) -> ExitCode {
     let patroni = section.lines().find_map(|line| line.trim().strip_prefix("patroni: ")).expect("Patroni's");
     let another = another.replace("VERSION", &major()).replace("PATRONI", patroni);
     lab.write_file(&format!("{}{section}{another}{}", lab.file(), balancer("instances: 1")));
-    lab.run(&["apply", "--yes", "--timeout", "180s"]).ok();
     let superuser = |_: &str, statement: &str| psql(&lab, statement);
     let stack = Stack { lab: &lab, superuser: &superuser };
+    stack.apply();
     stack.clients("db");
 
     let machine = |name: &str, below: &str| lab.machine(name).join(below);
@@ -198,7 +198,14 @@ fn of_postgres(lab: &Lab, stack: &Stack<'_>) -> Vec<Row> {
         log_in("PostgreSQL 5432: role", ANY_OVER_TLS, &node, 5432, "shop", own()),
         log_in("PostgreSQL 5432: role, wrong password", NOTHING, &node, 5432, "shop", wrong()),
         log_in("PostgreSQL 5432: superuser, role's password", NOTHING, &node, 5432, "postgres", own()),
-        log_in("PostgreSQL 5432: replicator, its password", NOTHING, &node, 5432, "replicator", replicator),
+        log_in(
+            "PostgreSQL 5432: replicator, its password, no replication",
+            NOTHING,
+            &node,
+            5432,
+            "replicator",
+            replicator,
+        ),
         // On this computer nodes connect from 127.0.0.1, as every client does: only the password tells. Elsewhere a node
         // lets this login in from nodes' addresses.
         log_in("PostgreSQL 5432: rewind, its password", ANY_OVER_TLS, &node, 5432, "rewind", rewind),

@@ -12,7 +12,9 @@ use std::time::{Duration, Instant};
 use raftsman_tests::figures::median;
 use raftsman_tests::lab::{Lab, eventually};
 use raftsman_tests::postgres::bare::{ETCD_LINES, major};
-use raftsman_tests::postgres::{BarePostgres, Clients, Dcs, Ledger, Stack, Timers, Watch, balancer, psql, section};
+use raftsman_tests::postgres::{
+    APPLY, BarePostgres, Clients, Dcs, Ledger, Stack, Timers, Watch, balancer, psql, section,
+};
 
 const GOAL: f64 = 1.05;
 const CLIENTS: usize = 4;
@@ -56,23 +58,16 @@ impl Way {
     }
 }
 
-/// One cluster by hand and one by raftsman.
-struct Both {
-    lab: Lab,
-    bare: BarePostgres,
-}
-
-impl Both {
-    fn up() -> Self {
-        let section = section(&major(), "127.0.0.0/8", "    nodes: 3\n");
-        let lab = Lab::cluster(3, "3.6.15", &ETCD_LINES);
-        lab.write_file(&format!("{}{section}{}", lab.file(), balancer("instances: 1")));
-        Dcs::prepare(&lab);
-        lab.run(&["apply", "--yes", "--timeout", "180s"]).ok();
-        let mut bare = BarePostgres::up(&Dcs::of(&lab), Timers::SHORTEST);
-        bare.front();
-        Self { lab, bare }
-    }
+/// One cluster by raftsman, and one by hand on the same etcd.
+fn both() -> (Lab, BarePostgres) {
+    let section = section(&major(), "127.0.0.0/8", "    nodes: 3\n");
+    let lab = Lab::cluster(3, "3.6.15", &ETCD_LINES);
+    lab.write_file(&format!("{}{section}{}", lab.file(), balancer("instances: 1")));
+    Dcs::prepare(&lab);
+    lab.run(&APPLY).ok();
+    let mut bare = BarePostgres::up(&Dcs::of(&lab), Timers::SHORTEST);
+    bare.front();
+    (lab, bare)
 }
 
 /// Rounds by hand and by raftsman in turn; then both rows, and the verdict.
@@ -83,7 +78,7 @@ fn compare(
     by_raftsman: fn(&Stack<'_>, &Clients, &mut Way),
 ) -> ExitCode {
     let rounds: usize = arguments.first().and_then(|n| n.parse().ok()).unwrap_or(10);
-    let Both { lab, mut bare } = Both::up();
+    let (lab, mut bare) = both();
     let superuser = |_: &str, statement: &str| psql(&lab, statement);
     let stack = Stack { lab: &lab, superuser: &superuser };
     let clients = stack.clients("db");

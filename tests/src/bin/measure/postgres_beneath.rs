@@ -67,9 +67,9 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
     let part: usize = arguments.first().and_then(|n| n.parse().ok()).unwrap_or(1);
     let lab = Lab::cluster(3, "3.6.15", &["auth: { mode: password }", "quota: 2GiB"]);
     lab.write_file(&format!("{}{}", lab.file(), section(&major(), "127.0.0.0/8", "    nodes: 3\n")));
-    lab.run(&["apply", "--yes", "--timeout", "180s"]).ok();
     let superuser = |_: &str, statement: &str| psql(&lab, statement);
     let stack = Stack { lab: &lab, superuser: &superuser };
+    stack.apply();
     let clients = stack.clients_of_nodes();
     let mut kinds = [
         Kind::new("rolling restart", 50 / part, |stack, _| exchange(stack, ["quota: 2GiB", "quota: 3GiB"])),

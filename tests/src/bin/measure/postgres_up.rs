@@ -10,7 +10,7 @@ use raftsman_tests::figures::median;
 use raftsman_tests::lab::{Lab, etcd_dir, etcdctl};
 use raftsman_tests::postgres::bare::major;
 use raftsman_tests::postgres::ledger::written_through;
-use raftsman_tests::postgres::{BarePostgres, Stack, Timers, balancer, psql, section};
+use raftsman_tests::postgres::{APPLY, BarePostgres, Stack, Timers, balancer, psql, section};
 
 const GOAL: f64 = 1.1;
 const VERSION: &str = "3.6.15";
@@ -68,7 +68,7 @@ fn by_raftsman() -> f64 {
     let lab = Lab::cluster(3, VERSION, &["auth: { mode: password }"]);
     lab.write_file(&format!("{}{section}{}", lab.file(), balancer("instances: 1")));
     let begun = Instant::now();
-    lab.run(&["apply", "--yes", "--timeout", "180s"]).ok();
+    lab.run(&APPLY).ok();
     let applied = begun.elapsed().as_secs_f64();
     // The role and the database that clients use are made by hand in both, and are not timed.
     let superuser = |_: &str, statement: &str| psql(&lab, statement);

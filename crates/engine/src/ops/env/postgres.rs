@@ -33,11 +33,8 @@ pub async fn of_postgres(
     name: Option<&str>,
     via: Option<&str>,
 ) -> Result<Option<PostgresSettings>, OpError> {
-    let balancer = match (name, via) {
-        // In front of which cluster a balancer is decides where none is named.
-        (name, Some(via)) => Some(pick_balancer(fleet, name, via)?),
-        (_, None) => None,
-    };
+    // In front of which cluster a balancer is decides where none is named.
+    let balancer = via.map(|via| pick_balancer(fleet, name, via)).transpose()?;
     let behind = balancer.and_then(|balancer| match &balancer.behind {
         Behind::Nodes(cluster) => Some(cluster.as_str()),
         Behind::Members => None,
