@@ -5,7 +5,7 @@ use raftsman_core::action::{Action, EtcdAction, MemberAction, RecoveryAction, St
 use raftsman_core::model::{MachineModel, forecast};
 use raftsman_core::observed::{Data, ServiceState};
 use raftsman_core::plan::recovery::{self, Proposal, State, Unclear, survey};
-use raftsman_core::plan::safety;
+use raftsman_core::plan::{Plan, safety};
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Hidden, Scene, cluster};
 
@@ -66,6 +66,32 @@ fn two_of_three_are_gone() {
 }
 
 #[test]
+fn machines_that_are_there_before_the_survivor_serves_are_configured_once() {
+    let mut scene = Scene::settled(3);
+    demolish(&mut scene, &[1, 3]);
+    decide(&mut scene);
+    scene.until(|action| matches!(action, Action::Recovery(RecoveryAction::RestoreData { .. })));
+    let starts = |action: &Action| matches!(action, Action::Etcd(EtcdAction::StartEtcd { .. }));
+    let configured = |plan: &Plan, name: &Name| {
+        let configures = |action: &Action| matches!(action, Action::Etcd(EtcdAction::ConfigureEtcd { machine, .. }) if machine == name);
+        plan.steps.iter().filter(|step| configures(&step.action)).count()
+    };
+    let mut before = 0;
+    loop {
+        let mut next = scene.plan();
+        next.steps.retain(|step| !starts(&step.action));
+        if next.steps.is_empty() {
+            break;
+        }
+        before += configured(&next, &name(1));
+        scene.carry_out(&next);
+    }
+    assert_eq!(before, 1, "its configuration does not wait for the survivor");
+    let output = scene.to_the_end();
+    assert!(output.ends_with("done\n") && !output.contains("configure etcd main-1"), "{output}");
+}
+
+#[test]
 fn of_two_survivors_one_goes_on_and_the_other_fetches_all_anew() {
     let mut scene = Scene::settled(5);
     demolish(&mut scene, &[1, 2, 3]);
@@ -80,10 +106,8 @@ fn of_two_survivors_one_goes_on_and_the_other_fetches_all_anew() {
     * clear data main-4: recovered from main-4; - - -
     * restore data main-4: recovered from main-4; - - -
     * create machine main-1 main-2 main-3: not there yet; - - -
-      configure etcd main-5: the file has changed; - - -
       start etcd main-4: not running; - - -
     * enroll main-1 main-2 main-3: new machine; 0 0 0
-      configure etcd main-5: the file has changed; 0 0 0
     * sign peer cert main-1 main-2 main-3: not there yet; 0 0 0
       sign server cert main-1 main-2 main-3: not there yet; 0 0 0
       install etcd main-1 main-2 main-3: not there yet; 0 0 0
@@ -121,7 +145,6 @@ fn a_wiped_disk_and_a_stopped_survivor() {
     * clear data main-3: recovered from main-3; - - -
     * restore data main-3: recovered from main-3; - - -
     * create machine main-1: not there yet; - - -
-      configure etcd main-2: the file has changed; - - -
       start etcd main-3: not running; - - -
     * enroll main-1: new machine; 0 0 0
       clear data main-2: replaced; 0 0 0
@@ -129,7 +152,7 @@ fn a_wiped_disk_and_a_stopped_survivor() {
       sign server cert main-1: not there yet; 0 0 0
       install etcd main-1: not there yet; 0 0 0
       configure etcd main-1: not there yet; 0 0 0
-      configure etcd main-2 main-3: the file has changed; 0 0 0
+      configure etcd main-3: the file has changed; 0 0 0
     * restart all etcd cluster: auth is on: open to clients; - - 0
     * add learner main-1: not there yet; 0 0 0
     * start etcd main-1: not there yet; 0 0 0

@@ -82,8 +82,8 @@ fn prepare_one<'a>(draft: &mut Draft<'a>, member: &'a Member, path: UpgradePath)
     let etcd = &report.etcd;
     let version = version(etcd, path);
     let timers = draft.desired.etcd.timers(&observed.ledger);
-    // A machine that is no member need not be closed to clients; a restored member is configured when it is compared.
-    let access = match outside || observed.ledger.etcd.restoration().is_some() {
+    // A machine that joins a cluster need not be closed to clients; a restored member is configured when it is compared.
+    let access = match draft.joins(name) || observed.ledger.etcd.restoration().is_some() {
         true => ClientAccess::Open,
         false => draft.desired.etcd.client_access(&observed.ledger),
     };

@@ -53,6 +53,16 @@ impl Draft<'_> {
         }
     }
 
+    /// Whether this name is to join a cluster that others make up: known before the survivor of a recovery can be asked.
+    pub(super) fn joins(&self, name: &Name) -> bool {
+        let ledger = &self.observed.ledger.etcd;
+        match self.standing(name) {
+            Standing::Outside => true,
+            Standing::Unknown => ledger.reshaped && !ledger.started.contains_key(name),
+            Standing::Voter(_) | Standing::Learner(_) => false,
+        }
+    }
+
     /// The cluster's own entry of this name.
     pub(super) fn entry(&self, name: &Name) -> Option<&ListedMember> {
         let ours = self.desired.etcd.member(name).map(Member::peer_url);
