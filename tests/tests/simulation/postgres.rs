@@ -33,5 +33,5 @@ fn no_plan_of_ours_loses_a_commit() {
 
 #[test]
 fn no_rotation_of_a_ca_cuts_a_node_off() {
-    live(&Cast::with_postgres_and_rotations(), wanted_plans() / 2);
+    live(&Cast::with_postgres_and_rotations(), wanted_plans().div_ceil(2));
 }

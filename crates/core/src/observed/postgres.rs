@@ -370,6 +370,14 @@ pub struct PostgresView<'a> {
     keys: &'a PatroniKeys,
 }
 
+impl PatroniKeys {
+    /// Whether this node leads, or may lead next.
+    fn names(&self, node: &str) -> bool {
+        let sync = &self.sync;
+        [&self.leader, &sync.leader].into_iter().flatten().any(|name| name == node) || sync.standbys.contains(node)
+    }
+}
+
 impl<'a> PostgresView<'a> {
     /// Of what each node answers and what is in etcd.
     pub fn of(nodes: &'a BTreeMap<String, Result<NodeFacts, String>>, keys: &'a PatroniKeys) -> Self {
@@ -378,7 +386,8 @@ impl<'a> PostgresView<'a> {
     }
 
     /// Of the nodes of the file, and of those that Patroni was started on and that are still to go; nothing where Patroni's
-    /// keys could not be read.
+    /// keys could not be read. One that is to go and does not answer is no part of the cluster any more, unless etcd names
+    /// it as one that has every commit: nothing waits for it.
     pub fn seen(cluster: &'a Postgres, observed: &'a Observed) -> Option<Self> {
         let keys = observed.postgres.get(&cluster.name)?.keys.seen()?;
         let former = observed.ledger.postgres.get(&cluster.name).into_iter().flat_map(|ledger| ledger.started.keys());
@@ -388,7 +397,11 @@ impl<'a> PostgresView<'a> {
             Some(node) => node.node.as_ref().map_err(String::as_str),
             None => Err("its agent does not answer"),
         };
-        Some(Self { nodes: nodes.map(|(name, machine)| (name, answer(machine))).collect(), keys })
+        let nodes = nodes.map(|(name, machine)| (name, answer(machine)));
+        let counts = |(name, answer): &(&str, Result<_, _>)| {
+            answer.is_ok() || cluster.node_in_patroni(name).is_some() || keys.names(name)
+        };
+        Some(Self { nodes: nodes.filter(counts).collect(), keys })
     }
 
     fn answering(&self) -> impl Iterator<Item = (&'a str, &'a NodeFacts)> {

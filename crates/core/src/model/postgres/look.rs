@@ -95,7 +95,9 @@ impl World {
         let listed = quorate.and_then(|id| self.agreed.get(id)).into_iter().flat_map(|agreed| &agreed.members);
         let voter = |member: &ListedMember| self.ledger.etcd.name_of(member).filter(|_| !member.learner);
         let voters: BTreeSet<Name> = listed.filter_map(voter).collect();
-        let nodes = desired.postgres(cluster).into_iter().flat_map(|cluster| &cluster.nodes);
+        let nodes = desired.postgres(cluster).into_iter().flat_map(|cluster| &cluster.nodes).map(|node| &node.name);
+        // Those that leave the file are asked for as long as Patroni may run there.
+        let started = self.ledger.postgres.get(cluster).into_iter().flat_map(|known| known.started.keys());
         let one = |name: &Name| {
             let asked = |machine: &&MachineModel| machine.exists && machine.agent_up && machine.claimed;
             let machine = self.machines.get(name).filter(asked)?;
@@ -103,7 +105,7 @@ impl World {
             let log_in = |member: &Name| (member.clone(), reachable.log_in_to(self, machine, user, member));
             Some((name.clone(), EtcdLogins { at: self.now, user, members: voters.iter().map(log_in).collect() }))
         };
-        nodes.filter_map(|node| one(&node.name)).collect()
+        nodes.chain(started).filter_map(one).collect()
     }
 
     /// The nodes and keys that an observation shows. A node whose Patroni answers is connected with a member that takes
