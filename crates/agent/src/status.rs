@@ -94,6 +94,8 @@ impl Coded for RestoreTestError {
             Self::NoEtcd(_) => Code::FailedPrecondition,
             Self::NoRoom { .. } => Code::ResourceExhausted,
             Self::Request(_) | Self::OtherRevision { .. } | Self::TooFar { .. } => Code::InvalidArgument,
+            // It is tried again.
+            Self::LeaseEnded => Code::Aborted,
             Self::Silent(_) | Self::Etcd(_) | Self::Full(_) | Self::Changes(_) => Code::Unavailable,
             Self::Run(_) => Code::Internal,
         }

@@ -16,6 +16,7 @@ use raftsman_core::spec::{EtcdVersion, Name};
 use serde::Serialize;
 use tokio::sync::mpsc::{self, Sender};
 use tokio_stream::wrappers::ReceiverStream;
+use tonic::Code;
 
 use crate::arriving::Arriving;
 use crate::backup::{BackupError, BackupRepository};
@@ -23,6 +24,9 @@ use crate::observe::AgentLink;
 
 /// A message takes less than this.
 const CHUNK: usize = 1 << 20;
+/// How often a restore test begins where a lease ended before all changes were replayed: that is so on a machine that
+/// stalls for longer than the lease lasts, and comes out right once it does not.
+const ATTEMPTS: usize = 5;
 
 /// The result of a restore test.
 #[derive(Debug, Clone, Serialize)]
@@ -54,6 +58,23 @@ pub struct Stage<'a> {
 
 /// Runs the restore test. It changes nothing; a file is written where the snapshot is wanted.
 pub async fn run_restore_test(
+    at: &BackupRepository,
+    point: &Point,
+    keys: &Keys,
+    stage: &Stage<'_>,
+    save: Option<&Path>,
+    watch: &(dyn Fn(u64, u64) + Send + Sync),
+) -> Result<RestoreTestResult, BackupError> {
+    for _ in 1..ATTEMPTS {
+        match attempt(at, point, keys, stage, save, watch).await {
+            Err(BackupError::Agent { status, .. }) if status.code() == Code::Aborted => {}
+            done => return done,
+        }
+    }
+    attempt(at, point, keys, stage, save, watch).await
+}
+
+async fn attempt(
     at: &BackupRepository,
     point: &Point,
     keys: &Keys,

@@ -39,8 +39,8 @@ use crate::supervisor::program::Program;
 
 /// How long etcd may take to serve the restored data.
 const STARTING: Duration = Duration::from_secs(120);
-/// How often leases are renewed: one that expires meanwhile would delete its keys.
-const RENEW: Duration = Duration::from_millis(700);
+/// How often leases are renewed: one that expires meanwhile would delete its keys. The shortest lasts for two seconds.
+const RENEW: Duration = Duration::from_millis(300);
 /// The TTL of a lease whose real TTL could not be read any more.
 const SOME_SECONDS: i64 = 60;
 const AGAIN: Duration = Duration::from_millis(50);
@@ -70,6 +70,9 @@ pub enum RestoreTestError {
         /// Where it came out.
         found: i64,
     },
+    /// The machine stalled for longer than a lease lasts.
+    #[error("a lease ended while changes were replayed: the machine is too busy to renew it in time; try again later")]
+    LeaseEnded,
     /// It ends before.
     #[error("the backup holds changes up to revision {found} already: it cannot be restored to {wanted}")]
     TooFar {
@@ -394,7 +397,7 @@ impl Running {
         let revision = self.revision().await?;
         match upto == 0 || revision == upto {
             true => Ok((revision, self.keys().await?)),
-            false => Err(RestoreTestError::OtherRevision { expected: upto, found: revision }),
+            false => Err(self.other_revision(upto, revision).await),
         }
     }
 
@@ -404,7 +407,7 @@ impl Running {
         // A lease that expired meanwhile deleted keys and added a revision: the change with that revision would be
         // skipped.
         if let Some(expected) = self.at.filter(|expected| *expected != at) {
-            return Err(RestoreTestError::OtherRevision { expected, found: at });
+            return Err(self.other_revision(expected, at).await);
         }
         if upto > 0 && at > upto {
             return Err(RestoreTestError::TooFar { wanted: upto, found: at });
@@ -428,12 +431,24 @@ impl Running {
             let done = within(backup::COUNTING, async { Ok(self.client.txn(txn).await?) }).await?;
             at = done.header().map_or(0, |header| header.revision());
             if at != change.revision {
-                return Err(RestoreTestError::OtherRevision { expected: change.revision, found: at });
+                return Err(self.other_revision(change.revision, at).await);
             }
             self.at = Some(at);
         }
         self.at = Some(at);
         Ok(())
+    }
+
+    /// Why a change came out at another revision than it was made at.
+    async fn other_revision(&mut self, expected: i64, found: i64) -> RestoreTestError {
+        let held: Vec<i64> = self.leases.lock().await.iter().map(|(id, ..)| *id).collect();
+        for id in held {
+            let left = bounded(async { Ok(self.client.lease_time_to_live(id, None).await?.ttl()) }).await;
+            if left.is_ok_and(|left| left <= 0) {
+                return RestoreTestError::LeaseEnded;
+            }
+        }
+        RestoreTestError::OtherRevision { expected, found }
     }
 
     /// A lease that keys are attached to.
