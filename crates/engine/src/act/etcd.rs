@@ -11,6 +11,7 @@ use raftsman_api::v1::{
     PinBinariesRequest, RestartEtcdRequest, StartEtcdRequest, StopEtcdRequest, Target,
 };
 use raftsman_core::action::{Action, EtcdAction, StartData};
+use raftsman_core::desired::ClientAccess;
 use raftsman_core::observed::{ClusterId, MemberId};
 use raftsman_core::render;
 use raftsman_core::spec::{EtcdVersion, Name};
@@ -31,7 +32,9 @@ pub(super) const CHUNK: usize = 1 << 20;
 pub(super) async fn act(executor: Executor<'_>, action: &EtcdAction) -> Result<(), ActError> {
     match action {
         EtcdAction::InstallEtcd { machine, version } => executor.install_etcd(machine, *version).await,
-        EtcdAction::ConfigureEtcd { machine, version, at, .. } => executor.configure_etcd(machine, *version, *at).await,
+        EtcdAction::ConfigureEtcd { machine, version, at, digest } => {
+            executor.configure_etcd(machine, *version, *at, Some(digest)).await
+        }
         EtcdAction::StartEtcd { machine, version, data } => executor.start_etcd(machine, *version, *data).await,
         EtcdAction::RestartEtcd { machine, version, cluster } => {
             executor.restart_etcd(machine, *version, *cluster).await
@@ -75,18 +78,29 @@ impl Executor<'_> {
         Ok(())
     }
 
+    /// Writes the configuration that was planned; without a digest, the one for the clients that the cluster accepts now.
     pub(super) async fn configure_etcd(
         self,
         machine: &Name,
         version: EtcdVersion,
         at: Option<IpAddr>,
+        digest: Option<&String>,
     ) -> Result<(), ActError> {
         let member = self.member(machine)?;
         let desired = &self.cluster().desired;
         let ledger = self.cluster().ledger();
         let timers = desired.etcd.timers(&ledger).ok_or(ActError::NotMeasured)?;
-        let (address, access) = (at.unwrap_or(member.address), desired.etcd.client_access(&ledger));
-        let config = desired.etcd.config_at(member, version, address, timers, access).into_owned();
+        let address = at.unwrap_or(member.address);
+        let config = |access| desired.etcd.config_at(member, version, address, timers, access).into_owned();
+        let config = match digest {
+            None => config(desired.etcd.client_access(&ledger)),
+            // One that joins is open from the start, before the others are.
+            Some(digest) => {
+                let mut planned = [ClientAccess::Open, ClientAccess::Closed].into_iter().map(config);
+                let planned = planned.find(|config| config.digest == *digest);
+                planned.ok_or_else(|| ActError::OtherConfiguration(machine.clone()))?
+            }
+        };
         let request = ConfigureEtcdRequest { config: config.text, digest: config.digest };
         self.agent(machine).await?.configure_etcd(self.stamped(request)).await?;
         Ok(())

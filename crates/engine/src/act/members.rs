@@ -32,7 +32,7 @@ pub(super) async fn act(executor: Executor<'_>, action: &MemberAction, now: Time
         MemberAction::RemoveMember { member, .. } => executor.remove_member(*member, now).await,
         MemberAction::UpdateMember { machine, member, peer_url, version, cluster } => {
             executor.update_member(*member, peer_url, now).await?;
-            executor.configure_etcd(machine, *version, None).await?;
+            executor.configure_etcd(machine, *version, None, None).await?;
             executor.restart_etcd(machine, *version, *cluster).await
         }
         MemberAction::MoveLeader { member, .. } => executor.move_leader(*member, now).await,

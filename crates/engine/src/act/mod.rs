@@ -126,6 +126,9 @@ pub enum ActError {
     /// The file has no node of a PostgreSQL cluster there.
     #[error("the file has no node of a PostgreSQL cluster on `{0}`")]
     NoSuchNode(Name),
+    /// A member's configuration is not that of the plan.
+    #[error("the configuration of etcd on `{0}` has changed since it was planned: apply again")]
+    OtherConfiguration(Name),
     /// Patroni's file, or the CA certificates beside it, are not those of the plan.
     #[error("what Patroni on `{0}` is told has changed since it was planned: apply again")]
     OtherPatroniFile(Name),

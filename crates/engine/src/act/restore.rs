@@ -277,7 +277,7 @@ impl Executor<'_> {
         let cluster = compared?;
         stopped.into_iter().collect::<Result<Vec<_>, _>>()?;
         try_join_all(machines.iter().map(async |machine| {
-            self.configure_etcd(machine, restoration.version, None).await?;
+            self.configure_etcd(machine, restoration.version, None, None).await?;
             certify_client(self.cluster(), self.link(machine)?.as_ref(), self.generation(), ClientAccess::Open).await
         }))
         .await?;
