@@ -19,6 +19,7 @@ use crate::machine::delivery::DeliveryError;
 use crate::machine::firewall::FirewallError;
 use crate::machine::measure::MeasureError;
 use crate::machine::upgrade::UpgradeError;
+use crate::postgres::catalog::CatalogError;
 use crate::postgres::config::PatroniConfigError;
 use crate::postgres::login::LoginError;
 use crate::postgres::prestart::PostgresPrestartError;
@@ -68,6 +69,17 @@ impl Coded for DeliveryError {
             Self::Unknown(_) => Code::InvalidArgument,
             Self::Systemd(_) => Code::Internal,
             Self::File(error) => error.code(),
+        }
+    }
+}
+
+impl Coded for CatalogError {
+    fn code(&self) -> Code {
+        match self {
+            Self::Connect(_) => Code::Unavailable,
+            Self::NotPrimary | Self::Refused(_) => Code::FailedPrecondition,
+            Self::Reserved(_) | Self::AsSuperuser(_) | Self::NotScram => Code::InvalidArgument,
+            Self::Silent => Code::DeadlineExceeded,
         }
     }
 }

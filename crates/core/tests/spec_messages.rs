@@ -623,6 +623,7 @@ cases! {
     postgres_parameters_unsafe: nodes("parameters: { fsync: off, full_page_writes: f, zero_damaged_pages: true, synchronous_commit: local }\nroles: { app: { password: { file: p }, settings: { synchronous_commit: off } } }");
     postgres_parameters_named: nodes("parameters: { FSYNC: off, \"a b\": 1, work_mem: \"4MB\\nfsync = off\", temp_buffers: [1, 2] }");
     postgres_roles: nodes("roles:\n  postgres: { password: { file: p } }\n  pg_admin: { login: false }\n  app: {}\n  cdc: { password: { file: p }, replication: true, member_of: [ap, cdc, pg_execute_server_program, pg_monitor] }\n  \"App Two\": { login: false }");
+    postgres_roles_in_a_circle: nodes("version: 15\nroles:\n  a: { login: false, member_of: [b] }\n  b: { login: false, member_of: [c] }\n  c: { login: false, member_of: [a] }\n  d: { login: false, member_of: [a], createrole: true }");
     postgres_databases: nodes("roles: { app: { password: { file: p } } }\ndatabases:\n  postgres: { owner: postgres }\n  shop: { owner: ap, encoding: \"U 8\", extensions: [\"a;b\"] }");
     postgres_access: nodes("roles: { app: { password: { file: p } } }\naccess:\n  - { databases: [replication], users: [replicator], from: [] }\n  - { databases: [\"@/etc/passwd\", all], users: [\"+admins\", all, ap], from: [10.0.0.1/8] }");
     postgres_watchdog_local: nodes("watchdog: { mode: required, device: /tmp/x }");
@@ -653,7 +654,7 @@ fn the_table_of_write_pauses_is_there_beside_errors() {
     let reading = read(&postgres(external));
     assert!(reading.timings["app"].election_assumed && reading.spec.is_none());
     // What is wrong elsewhere comes first, and does not hide the refusal.
-    let wrong = nodes("synchronous: { mode: off }\nroles: { app: { password: { file: p } } }");
+    let wrong = nodes("synchronous: { mode: off }\nsuperuser: { password: { file: p } }");
     let wrong = format!("{wrong}balancers: {{ front: {{ etcd: mian, instances: 2 }} }}\n");
     assert_eq!(codes(&wrong), ["postgres-can-lose", "balancer-without-cluster", "postgres-later"]);
 }

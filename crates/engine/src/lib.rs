@@ -38,6 +38,7 @@ pub mod ops;
 pub mod pki;
 mod postgres;
 pub mod restore_test;
+mod scram;
 pub mod secrets;
 pub mod stack;
 pub mod store;

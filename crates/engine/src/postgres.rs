@@ -46,6 +46,13 @@ impl StackHandle {
         all.find(|(cluster, slot): &(&Postgres, UserSlot)| cluster.etcd_user(*slot) == user)
     }
 
+    /// The password that the file refers to for this role of PostgreSQL.
+    pub(crate) fn role_password(&self, cluster: &Postgres, role: &str) -> Result<Option<SecretString>, StackError> {
+        let role = cluster.section.roles.as_ref().and_then(|roles| roles.get(role));
+        let reference = role.and_then(|role| role.password.as_ref());
+        Ok(reference.map(|reference| resolve(reference, self.fleet.context.base())).transpose()?)
+    }
+
     /// The password that Patroni logs in to etcd with, made where there is none yet.
     pub(crate) async fn make_etcd_password(
         &self,
@@ -210,6 +217,9 @@ impl StackHandle {
                 if let Some(given) = self.given(cluster, secret)? {
                     self.is_unchanged(cluster, secret, &given).await?;
                 }
+            }
+            for role in cluster.section.roles.iter().flat_map(|roles| roles.keys()) {
+                self.role_password(cluster, role)?;
             }
             if let spec::Authority::Brought(reference) = &cluster.section.ca {
                 let found = brought_certificate(reference, self.fleet.context.base())?;

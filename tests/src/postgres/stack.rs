@@ -1,6 +1,8 @@
 //! A file with the PostgreSQL cluster `app` on etcd → a stack that raftsman applies and changes, and clients of it.
 
+use std::fs;
 use std::net::{IpAddr, SocketAddr};
+use std::os::unix::fs::PermissionsExt as _;
 
 use serde_json::Value;
 
@@ -33,6 +35,22 @@ pub fn section(major: &str, from: &str, further: &str) -> String {
 {further}",
         LOGIN.0
     )
+}
+
+/// The role and the database of clients, as further lines of the cluster; the password is in a file beside the lab's.
+pub fn catalog() -> String {
+    format!(
+        "    roles:\n      {0}: {{ password: {{ file: {0}.password }} }}\n    databases:\n      {DATABASE}: {{ owner: {0} }}\n",
+        LOGIN.0
+    )
+}
+
+/// Writes a password that the file refers to: for the role of [`catalog`], that of clients.
+#[track_caller]
+pub fn write_password(lab: &Lab, role: &str, password: Option<&str>) {
+    let path = lab.path().join(format!("{role}.password"));
+    fs::write(&path, password.unwrap_or(LOGIN.1)).expect("written");
+    fs::set_permissions(&path, fs::Permissions::from_mode(0o600)).expect("its mode");
 }
 
 /// Patience for what a busy computer takes.
@@ -112,7 +130,7 @@ impl Stack<'_> {
     /// How often a primary gave its role up, by the words of every Patroni, where its machines are on this computer.
     pub fn demotions(&self) -> usize {
         let machines = self.nodes().into_iter().map(|node| self.lab.machine(&node));
-        let logs = machines.map(|machine| std::fs::read_to_string(machine.join("postgres/patroni.log")));
+        let logs = machines.map(|machine| fs::read_to_string(machine.join("postgres/patroni.log")));
         logs.map(|log| demotions_in(&log.expect("a log"))).sum()
     }
 
@@ -129,7 +147,8 @@ impl Stack<'_> {
         (self.superuser)(&primary, statement).ok().stdout.trim().to_owned()
     }
 
-    /// What clients know, of whom every other connects through this balancer. Makes their role and their database.
+    /// What clients know, of whom every other connects through this balancer. Makes their role and their database
+    /// where the file does not have them.
     #[track_caller]
     pub fn clients(&self, balancer: &str) -> Clients {
         let mut clients = self.clients_of_nodes();
@@ -140,13 +159,16 @@ impl Stack<'_> {
         clients
     }
 
-    /// What clients know that connect to the nodes. Makes their role and their database.
+    /// What clients know that connect to the nodes. Makes their role and their database where the file
+    /// does not have them.
     #[track_caller]
     pub fn clients_of_nodes(&self) -> Clients {
-        self.ask(&format!("create role {} login password '{}'", LOGIN.0, LOGIN.1));
-        self.ask(&format!("create database {DATABASE} owner {}", LOGIN.0));
+        if self.ask(&format!("select count(*) from pg_roles where rolname = '{}'", LOGIN.0)) == "0" {
+            self.ask(&format!("create role {} login password '{}'", LOGIN.0, LOGIN.1));
+            self.ask(&format!("create database {DATABASE} owner {}", LOGIN.0));
+        }
         let env = self.lab.run(&["env", "app", "--json"]).ok().json();
-        let ca = std::fs::read_to_string(env["ca"].as_str().expect("a path")).expect("the CA");
+        let ca = fs::read_to_string(env["ca"].as_str().expect("a path")).expect("the CA");
         let nodes = self.seen()["nodes"].as_array().expect("nodes").clone();
         let nodes =
             nodes.iter().map(|node| (node["name"].as_str().expect("a name").to_owned(), address(&node["address"])));

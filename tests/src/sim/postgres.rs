@@ -10,7 +10,10 @@ use raftsman_core::action::{
 };
 use raftsman_core::desired::{Postgres, Stack, UserSlot};
 use raftsman_core::model::{ClusterModel, MachineModel, PostgresModel, World};
-use raftsman_core::observed::{Copies, Fact, NodeRole, Observed, PatroniFile, PgData, ServiceState, View};
+use raftsman_core::observed::{
+    Catalog, CatalogRole, Copies, Fact, NodeRole, Observed, Password, PatroniFile, PgData, RoleAttribute, ServiceState,
+    View,
+};
 use raftsman_core::plan::{Plan, PostgresWaiting, Step, Waiting};
 use raftsman_core::spec::Name;
 
@@ -47,15 +50,23 @@ fn variants(members: &str, etcd: &[&str], nodes: &[&str], rest: &[&[&str]]) -> V
 const RAISED: &[&str] = &["parameters: { max_connections: 200 }"];
 const LOWERED: &[&str] = &["parameters: { max_connections: 60, max_worker_processes: 16 }"];
 const OLDER: &[&str] = &["patroni: { version: 4.1.4 }"];
+const CATALOG: &[&str] = &[
+    "roles: { app: { password: { file: p }, member_of: [readers] }, readers: { login: false } }",
+    "databases: { shop: { owner: app }, stock: { owner: readers } }",
+];
+const OTHER_CATALOG: &[&str] = &[
+    "roles: { readers: { password: { file: p }, connection_limit: 3 }, writers: { login: false } }",
+    "databases: { shop: { owner: readers, extensions: [pg_trgm] } }",
+];
 const FAST: &str = "patroni: { ttl: 20, loop_wait: 1, retry_timeout: 3 }";
 
 /// Three, two and one nodes on three, five and one members, in each mode; members and nodes that come and go.
 pub(super) fn files() -> Vec<Vec<Stack>> {
     let mut all = vec![
-        variants("3", &[], &["nodes: 3"], &[RAISED, LOWERED, OLDER]),
+        variants("3", &[], &["nodes: 3"], &[RAISED, LOWERED, OLDER, CATALOG, OTHER_CATALOG]),
         variants("5", &[], &["nodes: 3", "synchronous: { mode: quorum }"], &[RAISED, LOWERED]),
         variants("3", &[], &["nodes: 2"], &[RAISED, LOWERED]),
-        variants("1", &[], &["nodes: 1", "synchronous: { mode: off }"], &[RAISED]),
+        variants("1", &[], &["nodes: 1", "synchronous: { mode: off }"], &[RAISED, CATALOG]),
         variants("3", &[], &["nodes: 3", FAST, "failsafe: false"], &[RAISED]),
     ];
     all.push(["nodes: 3", "nodes: 4", "nodes: 5"].map(|nodes| fixtures::standing(&[], &[nodes])).to_vec());
@@ -122,6 +133,8 @@ pub(super) fn happens(dice: &mut Dice, desired: &Stack, world: &mut World, name:
             }
             known.user = known.user.other();
         }
+        // An operator changes a role by hand.
+        19 if dice.one_in(2) => return meddle(dice, world, &cluster),
         // An operator changes a setting by hand.
         _ => {
             let set = BTreeMap::from([("ttl".to_owned(), Some("60".to_owned()))]);
@@ -133,6 +146,49 @@ pub(super) fn happens(dice: &mut Dice, desired: &Stack, world: &mut World, name:
         }
     }
     true
+}
+
+/// Somebody changes the roles or databases of this cluster by hand; whether there is one to change.
+fn meddle(dice: &mut Dice, world: &mut World, cluster: &Name) -> bool {
+    let Some(catalog) = world.postgres.get_mut(cluster).map(|truth| &mut truth.catalog) else { return false };
+    let spare = catalog.roles.values().next().cloned();
+    match (dice.below(4), catalog.roles.values_mut().next(), catalog.databases.values_mut().next()) {
+        (0, Some(role), _) => drop(role.attributes.insert(RoleAttribute::Superuser)),
+        (1, Some(role), _) => role.password = Password::Other,
+        (2, _, Some(database)) => database.owner = "postgres".to_owned(),
+        _ => match spare {
+            Some(role) => drop(catalog.roles.insert("guest".to_owned(), CatalogRole { needed: false, ..role })),
+            None => return false,
+        },
+    }
+    true
+}
+
+/// What of the roles and databases is not as the file says.
+fn other_catalog(cluster: &Postgres, world: &World) -> Option<String> {
+    let none = Catalog::default();
+    let has = world.postgres.get(&cluster.name).map_or(&none, |truth| &truth.catalog);
+    for (name, role) in cluster.section.roles.iter().flatten() {
+        let Some(there) = has.roles.get(name) else { return Some(format!("the role {name} is not there")) };
+        let right = if role.password.is_some() { Password::Right } else { Password::None };
+        let login = there.attributes.contains(&RoleAttribute::Login);
+        if there.password != right || login != role.login || there.attributes.contains(&RoleAttribute::Superuser) {
+            return Some(format!("the role {name} is another: {there:?}"));
+        }
+        if role.member_of.len() != there.member_of.len()
+            || !role.member_of.iter().all(|of| there.member_of.contains(of))
+        {
+            return Some(format!("the role {name} is a member of {:?}", there.member_of));
+        }
+    }
+    for (name, database) in cluster.section.databases.iter().flatten() {
+        if has.databases.get(name).is_none_or(|there| there.owner != database.owner) {
+            return Some(format!("the database {name} is not there, or not {}'s", database.owner));
+        }
+    }
+    let listed = cluster.section.roles.as_ref()?;
+    let surplus = has.roles.iter().find(|(name, role)| !listed.contains_key(*name) && !role.needed);
+    surplus.map(|(name, _)| format!("the role {name} is still there"))
 }
 
 /// The network is well again.
@@ -557,6 +613,9 @@ pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
         let keys = world.patroni_keys(&cluster.name)?;
         if let Some((key, _)) = cluster.settings.iter().find(|(key, value)| keys.settings.get(*key) != Some(value)) {
             return Some(format!("{key} is not as in the file"));
+        }
+        if let Some(why) = other_catalog(cluster, world) {
+            return Some(why);
         }
         let user = world.ledger.of_postgres(&cluster.name).user;
         let hosts = desired.etcd_hosts(&world.ledger);

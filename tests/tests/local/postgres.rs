@@ -7,12 +7,12 @@ use raftsman_tests::dice::Dice;
 use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill, soak};
 use raftsman_tests::postgres::bare::{major, postgres_dir};
 use raftsman_tests::postgres::operations::Operation;
-use raftsman_tests::postgres::{Ledger, Stack, Watch, balancer, psql, section};
+use raftsman_tests::postgres::{Ledger, Stack, Watch, balancer, catalog, psql, section, write_password};
 use rustix::process::Signal;
 
 /// A file with three members, three nodes and a balancer in front of them.
 fn file() -> String {
-    let section = section(&major(), "127.0.0.0/8", "    nodes: 3\n");
+    let section = section(&major(), "127.0.0.0/8", &format!("    nodes: 3\n{}", catalog()));
     format!(
         "fleet: lab
 etcd:
@@ -30,6 +30,7 @@ etcd:
 #[test]
 fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     let lab = Lab::new(&file());
+    write_password(&lab, "shop", None);
     lab.apply();
     lab.nothing_to_do();
     let superuser = |_: &str, statement: &str| psql(&lab, statement);
@@ -41,6 +42,7 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     only_the_role_gets_in(&lab);
     the_balancer_leads_by_role(&lab);
     the_certificate_of_the_balancer_only_reads(&lab);
+    roles_and_databases_are_those_of_the_file(&stack);
 
     // Beneath: every member restarts. Above: nodes restart for a parameter, raised and lowered.
     stack.change("    auth: { mode: password }\n", "    auth: { mode: password }\n    quota: 3GiB\n");
@@ -86,6 +88,7 @@ fn whatever_happens_no_acknowledged_commit_is_lost() {
     let drawn = || Dice::of_this_run("postgres").below(if soak() { 1 } else { 1000 }) as u64;
     let first = said("RAFTSMAN_SEED").unwrap_or_else(drawn);
     let lab = Lab::new(&file().replace("mode: password }\n", "mode: password }\n    quota: 2GiB\n"));
+    write_password(&lab, "shop", None);
     let superuser = |_: &str, statement: &str| psql(&lab, statement);
     let stack = Stack { lab: &lab, superuser: &superuser };
     stack.apply();
@@ -181,6 +184,99 @@ fn the_certificate_of_the_balancer_only_reads(lab: &Lab) {
     ] {
         let refused = ask(&[&own[..], &["-X", method, "--data", body]].concat(), path);
         assert!(refused.ends_with("\n401"), "{method} {path}: {refused}");
+    }
+}
+
+/// What was changed by hand is changed back; another password, another role; one that goes once nothing depends on it.
+#[track_caller]
+fn roles_and_databases_are_those_of_the_file(stack: &Stack<'_>) {
+    let lab = stack.lab;
+    let env = lab.run(&["env", "app", "--json"]).ok().json();
+    let (host, ca) = (env["hosts"][0].as_str().expect("a host"), env["ca"].as_str().expect("a CA"));
+    let logs_in = |user: &str, password: &str| {
+        let login = format!("user={user} dbname=shop password={password} sslmode=verify-full sslrootcert={ca}");
+        answer(host, &login, "select 1")
+    };
+    let listed = "    roles:\n      shop: { password: { file: shop.password } }\n";
+    let more = "    roles:\n      shop: { password: { file: shop.password }, settings: { search_path: \"$user, public\" } }\n      \
+                readers: { login: false }\n      audit: { password: { file: audit.password }, member_of: [readers, \
+                pg_monitor], connection_limit: 2 }\n";
+    let databases = "      shop: { owner: shop }\n";
+    // `check` and `plan` say what is missing before anything is touched.
+    lab.write_file(
+        &lab.file().replace(listed, more).replace(databases, "      shop: { owner: shop, extensions: [pg_trgm] }\n"),
+    );
+    lab.write_file(&lab.file().replace("users: [shop]", "users: [shop, audit]"));
+    let refused = lab.run(&["apply", "--yes"]).failed().all();
+    assert!(refused.contains("audit.password does not exist"), "{refused}");
+    write_password(lab, "audit", Some("first"));
+    stack.apply();
+    lab.nothing_to_do();
+    assert_eq!(logs_in("audit", "first"), (true, "1".to_owned()));
+    let similar = answer(
+        host,
+        &format!("user=shop dbname=shop password=shop-secret sslmode=verify-full sslrootcert={ca}"),
+        "select show_trgm('x') is not null, current_setting('search_path')",
+    );
+    assert_eq!(similar, (true, "t|\"$user\", public".to_owned()));
+
+    // Another password.
+    write_password(lab, "audit", Some("another-secret"));
+    let plan = lab.run(&["plan"]).stdout;
+    assert!(plan.contains("lacks its password"), "{plan}");
+    stack.apply();
+    lab.nothing_to_do();
+    assert!(!logs_in("audit", "first").0 && logs_in("audit", "another-secret").0);
+
+    // By hand.
+    for statement in [
+        "alter role shop superuser connection limit 3",
+        "alter role audit valid until '2020-01-01' password 'by-hand'",
+        "alter role audit set work_mem = '1GB'",
+        "revoke readers from audit",
+        "alter database shop owner to audit",
+        "create role guest login superuser password 'guest'",
+    ] {
+        stack.ask(statement);
+    }
+    let plan = lab.run(&["plan"]).stdout;
+    for said in [
+        "has superuser, connection_limit 3",
+        "has a password that ends, work_mem",
+        "owner shop",
+        "drop postgresql role",
+    ] {
+        assert!(plan.contains(said), "{said}: {plan}");
+    }
+    stack.apply();
+    lab.nothing_to_do();
+    assert!(logs_in("audit", "another-secret").0 && !logs_in("guest", "guest").0);
+    assert_eq!(stack.ask("select rolsuper, rolconnlimit from pg_roles where rolname = 'shop'"), "f|-1");
+    assert_eq!(stack.ask("select count(*) from pg_roles where rolname = 'guest'"), "0");
+
+    // A role that has something only loses its login, and its sessions.
+    stack.ask("create role guest login password 'guest'");
+    stack.ask("create database theirs owner guest");
+    let blocked = lab.run(&["apply", "--yes", "--timeout", "60s"]).failed().all();
+    assert!(blocked.contains("the role `guest` cannot log in any more, and is kept for what it has"), "{blocked}");
+    assert_eq!(stack.ask("select rolcanlogin from pg_roles where rolname = 'guest'"), "f");
+    stack.ask("alter database theirs owner to postgres");
+    stack.apply();
+    lab.nothing_to_do();
+    assert_eq!(stack.ask("select count(*) from pg_database where datname = 'theirs'"), "1", "no database is removed");
+
+    // No log has a password, or what one is checked by.
+    for node in stack.nodes() {
+        let dir = lab.machine(&node).join("postgres");
+        for entry in std::fs::read_dir(&dir).expect("a directory").flatten() {
+            let path = entry.path();
+            if path.extension().is_some_and(|extension| extension == "log") {
+                let log = std::fs::read_to_string(&path).expect("a log");
+                let found =
+                    ["shop-secret", "another-secret", "SCRAM-SHA-256$"].into_iter().find(|word| log.contains(word));
+                assert_eq!(found, None, "{}", path.display());
+            }
+        }
     }
 }
 

@@ -10,7 +10,7 @@ use raftsman_core::render::haproxy;
 use raftsman_tests::hosts::Hosts;
 use raftsman_tests::incus::{IMAGE, Incus, NETWORK, SUBNET};
 use raftsman_tests::lab::{Lab, Output, etcd_dir, eventually};
-use raftsman_tests::postgres::{Ledger, Stack, Watch, balancer, section};
+use raftsman_tests::postgres::{Ledger, Stack, Watch, balancer, catalog, section, write_password};
 
 /// Debian trixie's.
 const MAJOR: &str = "17";
@@ -26,6 +26,7 @@ fn psql(statement: &str) -> String {
 /// Brings it up, changes it under clients, and has the primary's machine lose its power: nothing acknowledged is lost.
 #[track_caller]
 fn lives(stack: &Stack<'_>, power_cut: &mut dyn FnMut(&str), power_on: &mut dyn FnMut(&str)) {
+    write_password(stack.lab, "shop", None);
     stack.apply();
     stack.lab.nothing_to_do();
     let clients = stack.clients("db");
@@ -73,7 +74,7 @@ fn hosts_become_a_stack_and_hosts_again() {
         hosts.ssh_config(),
         etcd_dir(),
         list(0..MEMBERS, "etcd"),
-        section(MAJOR, "10.77.0.0/24", &format!("    nodes: {}\n", list(nodes, "pg"))),
+        section(MAJOR, "10.77.0.0/24", &format!("    nodes: {}\n{}", list(nodes, "pg"), catalog())),
         balancer(&format!("instances: {}", list(instances, "lb"))),
     ));
     let index = |name: &str| name.trim_start_matches(char::is_alphabetic).parse::<usize>().expect("a number") - 1;
@@ -117,10 +118,11 @@ fn machines_on_incus_become_a_stack_and_nothing_again() {
          directory: {:?} }}\n    auth: {{ mode: password }}\n    members: {MEMBERS}\n{}{}",
         incus.socket(),
         etcd_dir(),
-        section(MAJOR, "10.78.0.1", &format!("    nodes: {NODES}\n    machines: {{ image: postgres }}\n")),
+        section(MAJOR, "10.78.0.1", &format!("    nodes: {NODES}\n    machines: {{ image: postgres }}\n{}", catalog())),
         balancer(&format!("instances: {INSTANCES}")),
     ));
     // What machines wait for is named.
+    write_password(&lab, "shop", None);
     let refused = lab.run(&["apply", "--yes", "--timeout", "60s"]).failed().all();
     assert!(refused.contains("the package `haproxy` is not installed"), "{refused}");
     for instance in 1..=INSTANCES {

@@ -5,6 +5,7 @@ mod addresses;
 mod adopted;
 mod agents;
 mod balancer;
+mod catalog;
 mod changes;
 mod delivery;
 mod faults;

@@ -15,6 +15,7 @@ use crate::status::describe;
 use crate::supervisor::launch::Launcher;
 use crate::supervisor::packages;
 
+pub mod catalog;
 pub mod config;
 pub mod data;
 pub mod http;

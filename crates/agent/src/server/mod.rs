@@ -729,6 +729,51 @@ impl AgentService for Server {
         Ok(Response::new(v1::SetPatroniReply {}))
     }
 
+    async fn read_catalog(
+        &self,
+        request: Request<v1::ReadCatalogRequest>,
+    ) -> Result<Response<v1::ReadCatalogReply>, Status> {
+        self.allow(&request, Role::Reader)?;
+        let admin = self.allow(&request, Role::Admin).is_ok();
+        self.catalog(&request.into_inner().extensions_of, admin).await.map(Response::new)
+    }
+
+    async fn set_postgres_role(
+        &self,
+        request: Request<v1::SetPostgresRoleRequest>,
+    ) -> Result<Response<v1::SetPostgresRoleReply>, Status> {
+        // Who chooses a role's password reads and writes what the role does.
+        let turn = self.admit_as(&request, Role::Admin).await?;
+        let v1::SetPostgresRoleRequest { settings, verifier } = request.into_inner();
+        let settings = settings.ok_or_else(|| Status::invalid_argument("say which role: settings"))?;
+        let what = format!("the role {} was set", settings.name);
+        self.in_catalog(turn, what, move |catalog| async move { catalog.set_role(settings, verifier).await }).await?;
+        Ok(Response::new(v1::SetPostgresRoleReply {}))
+    }
+
+    async fn drop_postgres_role(
+        &self,
+        request: Request<v1::DropPostgresRoleRequest>,
+    ) -> Result<Response<v1::DropPostgresRoleReply>, Status> {
+        let turn = self.admit_as(&request, Role::Admin).await?;
+        let v1::DropPostgresRoleRequest { name } = request.into_inner();
+        let what = format!("the role {name} was removed, or its login");
+        self.in_catalog(turn, what, move |catalog| async move { catalog.drop_role(&name).await }).await?;
+        Ok(Response::new(v1::DropPostgresRoleReply {}))
+    }
+
+    async fn set_database(
+        &self,
+        request: Request<v1::SetDatabaseRequest>,
+    ) -> Result<Response<v1::SetDatabaseReply>, Status> {
+        let turn = self.admit_as(&request, Role::Admin).await?;
+        let wanted = request.into_inner().database;
+        let wanted = wanted.ok_or_else(|| Status::invalid_argument("say which database: database"))?;
+        let what = format!("the database {} was set", wanted.name);
+        self.in_catalog(turn, what, move |catalog| async move { catalog.set_database(&wanted).await }).await?;
+        Ok(Response::new(v1::SetDatabaseReply {}))
+    }
+
     async fn stop_program(
         &self,
         request: Request<v1::StopProgramRequest>,

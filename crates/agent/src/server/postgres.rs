@@ -5,6 +5,7 @@ use std::sync::Arc;
 use raftsman_api::v1;
 use tonic::{Response, Status};
 
+use crate::postgres::catalog::{Catalog, CatalogError};
 use crate::postgres::config::{self, PatroniConfigError, Sent};
 use crate::postgres::data::{self, Data};
 use crate::postgres::login;
@@ -93,6 +94,33 @@ impl Server {
             .order(turn, "a switchover was asked for", move |rest| async move { rest.switch_over(&from, &to).await })
             .await?;
         Ok(v1::SwitchOverReply { undetermined: switched == SwitchedOver::Undetermined })
+    }
+
+    /// Has this machine's PostgreSQL do something to roles or databases, to its end, even when the caller disconnects in the
+    /// middle.
+    pub(super) async fn in_catalog<F>(
+        &self,
+        turn: Turn,
+        what: String,
+        change: impl FnOnce(Catalog) -> F + Send + 'static,
+    ) -> Result<(), Status>
+    where
+        F: Future<Output = Result<(), CatalogError>> + Send + 'static,
+    {
+        let catalog = Catalog::of(&self.agent.root, &self.agent.launcher);
+        let done = finish(tokio::spawn(async move {
+            let _turn = turn;
+            change(catalog).await?;
+            tracing::info!("{what}");
+            Ok::<_, CatalogError>(())
+        }));
+        done.await.map(Response::into_inner)
+    }
+
+    /// Reads roles and databases.
+    pub(super) async fn catalog(&self, extensions_of: &[String], admin: bool) -> Result<v1::ReadCatalogReply, Status> {
+        let catalog = Catalog::of(&self.agent.root, &self.agent.launcher);
+        catalog.read(extensions_of, admin).await.map_err(|error| error.status())
     }
 
     /// Changes Patroni's settings of the whole cluster.

@@ -104,6 +104,98 @@ async fn set(client: &mut Client, path: &str, json: &str) -> Result<(), Status> 
     client.set_patroni(stamp(v1::SetPatroniRequest { settings: vec![setting] })).await.map(drop)
 }
 
+/// An admin alone changes roles and databases, none of them as good as a superuser; a reader sees no passwords.
+async fn roles_and_databases([reader, operator, admin]: [&mut Client; 3]) {
+    let role = |name: &str| v1::PostgresRoleSettings { name: name.to_owned(), login: true, ..Default::default() };
+    let set = |settings: v1::PostgresRoleSettings, verifier: Option<&str>| {
+        stamp(v1::SetPostgresRoleRequest { settings: Some(settings), verifier: verifier.map(str::to_owned) })
+    };
+    let drop_role = |name: &str| stamp(v1::DropPostgresRoleRequest { name: name.to_owned() });
+    let database = v1::DatabaseEntry {
+        name: "shop".to_owned(),
+        owner: "a-\"b".to_owned(),
+        encoding: "UTF8".to_owned(),
+        locale: "C.UTF-8".to_owned(),
+        extensions: vec!["pg_trgm".to_owned()],
+    };
+    let make = |database: &v1::DatabaseEntry| stamp(v1::SetDatabaseRequest { database: Some(database.clone()) });
+    for other in [&mut *reader, operator] {
+        for refused in [
+            other.set_postgres_role(set(role("app"), None)).await.unwrap_err(),
+            other.drop_postgres_role(drop_role("app")).await.unwrap_err(),
+            other.set_database(make(&database)).await.unwrap_err(),
+        ] {
+            assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
+        }
+    }
+    let member = |of: &str| v1::PostgresRoleSettings { member_of: vec![of.to_owned()], ..role("app") };
+    for (settings, verifier) in [
+        (role("postgres"), None),
+        (role("replicator"), Some("")),
+        (role("pg_monitor"), None),
+        (member("postgres"), None),
+        (member("rewind"), None),
+        (member("pg_execute_server_program"), None),
+        (role("app"), Some("in the clear")),
+        (role("app"), Some("md5a3556571e93b0d20722ba62be61e8c2d")),
+    ] {
+        let refused = admin.set_postgres_role(set(settings, verifier)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    }
+    let refused = admin.drop_postgres_role(drop_role("rewind")).await.unwrap_err();
+    assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+
+    // Names are names, whatever is in them.
+    let verifier = "SCRAM-SHA-256$4096:AAAAAAAAAAAAAAAAAAAAAA==$AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=:\
+                    AAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAAA=";
+    let group = v1::PostgresRoleSettings { login: false, ..role("readers") };
+    admin.set_postgres_role(set(group.clone(), Some(""))).await.unwrap();
+    let wanted = v1::PostgresRoleSettings {
+        connection_limit: Some(7),
+        member_of: vec!["pg_monitor".to_owned(), "readers".to_owned()],
+        parameters: HashMap::from([
+            ("search_path".to_owned(), "\"$user\", public".to_owned()),
+            ("application_name".to_owned(), "it's; a 'name'".to_owned()),
+        ]),
+        ..role("a-\"b")
+    };
+    for verifier in [Some(verifier), None] {
+        admin.set_postgres_role(set(wanted.clone(), verifier)).await.unwrap();
+        admin.set_database(make(&database)).await.unwrap();
+    }
+    let request = v1::ReadCatalogRequest { extensions_of: vec!["shop".to_owned()] };
+    let seen = admin.read_catalog(request.clone()).await.unwrap().into_inner();
+    let entry = |seen: &v1::ReadCatalogReply, name: &str| {
+        seen.roles.iter().find(|role| role.settings.as_ref().is_some_and(|it| it.name == name)).cloned().unwrap()
+    };
+    let mut found = entry(&seen, "a-\"b");
+    found.settings.as_mut().unwrap().member_of.sort();
+    assert_eq!(found.settings.as_ref(), Some(&wanted));
+    assert!(found.verifier == verifier && found.has_password && found.needed && !found.superuser, "{found:?}");
+    let mut there = seen.databases.iter().find(|database| database.name == "shop").cloned().unwrap();
+    assert!(there.extensions.contains(&"pg_trgm".to_owned()), "{there:?}");
+    there.extensions.clone_from(&database.extensions);
+    assert_eq!(there, database);
+    let read = reader.read_catalog(request).await.unwrap().into_inner();
+    assert!(read.roles.iter().all(|role| role.verifier.is_empty()) && entry(&read, "a-\"b").has_password);
+
+    // What is not wanted any more is taken, and one that owns something only cannot log in.
+    admin.set_postgres_role(set(role("a-\"b"), Some(""))).await.unwrap();
+    admin.drop_postgres_role(drop_role("readers")).await.unwrap();
+    admin.drop_postgres_role(drop_role("readers")).await.unwrap();
+    let seen = admin.read_catalog(v1::ReadCatalogRequest::default()).await.unwrap().into_inner();
+    let found = entry(&seen, "a-\"b");
+    assert_eq!((found.settings, found.has_password), (Some(role("a-\"b")), false));
+    assert!(!seen.roles.iter().any(|role| role.settings.as_ref().is_some_and(|it| it.name == "readers")));
+    admin.drop_postgres_role(drop_role("a-\"b")).await.unwrap();
+    let seen = admin.read_catalog(v1::ReadCatalogRequest::default()).await.unwrap().into_inner();
+    assert!(!entry(&seen, "a-\"b").settings.unwrap().login);
+    admin.set_database(make(&v1::DatabaseEntry { owner: "postgres".to_owned(), ..database })).await.unwrap();
+    admin.drop_postgres_role(drop_role("a-\"b")).await.unwrap();
+    let seen = admin.read_catalog(v1::ReadCatalogRequest::default()).await.unwrap().into_inner();
+    assert!(!seen.roles.iter().any(|role| role.settings.as_ref().is_some_and(|it| it.name == "a-\"b")));
+}
+
 async fn stop(client: &mut Client, grace_seconds: u32) {
     let request = v1::StopProgramRequest { program: Program::Patroni.into(), grace_seconds, resume_after_seconds: 0 };
     client.stop_program(stamp(request)).await.unwrap();
@@ -288,6 +380,8 @@ async fn a_node_is_brought_up_asked_reloaded_restarted_and_stopped() {
     let refused = client.switch_over(stamp(request)).await.unwrap_err();
     assert_eq!(refused.code(), Code::FailedPrecondition, "{refused}");
     assert!(refused.message().contains("HTTP status 412"), "{refused}");
+
+    roles_and_databases([&mut reader, &mut client, &mut admin]).await;
 
     // PostgreSQL is restarted, Patroni is not.
     let old = postmaster(&machine);

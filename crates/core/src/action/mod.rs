@@ -193,6 +193,8 @@ pub enum Changes {
     Primary,
     /// Patroni's settings of a whole PostgreSQL cluster.
     Patroni,
+    /// Which roles and databases a PostgreSQL cluster has.
+    Catalog,
 }
 
 /// What may be in the same wave as an action.

@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Changes, Class, Company, Subject};
+use super::{Account, Changes, Class, Company, Subject};
 use crate::desired::UserSlot;
 use crate::observed::{NodePurpose, NodeRole, SystemId};
 use crate::spec::{Name, PatroniVersion};
@@ -100,6 +100,29 @@ pub enum PostgresAction {
         /// Each setting that changes, and its value in JSON; none removes it.
         set: BTreeMap<String, Option<String>>,
     },
+    /// Give a role what the file says: what it may do, its memberships and its settings.
+    SetPostgresRole {
+        /// The cluster.
+        cluster: Name,
+        /// The role.
+        role: String,
+        /// What is done to the role itself and to its password.
+        account: Account,
+    },
+    /// Remove a role: one that owns something, or has rights on something, only cannot log in any more.
+    DropPostgresRole {
+        /// The cluster.
+        cluster: Name,
+        /// The role.
+        role: String,
+    },
+    /// Create a database, or give it the owner and the extensions that the file says.
+    SetDatabase {
+        /// The cluster.
+        cluster: Name,
+        /// The database.
+        database: String,
+    },
 }
 
 /// What a start of Patroni must find on its machine. The agent checks it again.
@@ -131,6 +154,12 @@ impl PostgresAction {
             Self::StopPatroni { .. } => Class::of(Changes::Node).takes_node(),
             Self::Switchover { .. } => Class::of(Changes::Primary).takes_node(),
             Self::SetPatroni { .. } => Class::of(Changes::Patroni).beside(Company::Alone),
+            Self::SetPostgresRole { account: Account::Keep | Account::Make, .. } | Self::SetDatabase { .. } => {
+                Class::of(Changes::Catalog).beside(Company::Alike)
+            }
+            // The password before is lost, and so is what a role was granted.
+            Self::SetPostgresRole { account: Account::Password | Account::Remake, .. }
+            | Self::DropPostgresRole { .. } => Class::of(Changes::Catalog).irreversible().beside(Company::Alike),
         }
     }
 
@@ -148,6 +177,8 @@ impl PostgresAction {
             Self::MakePostgresCa { cluster } | Self::Switchover { cluster, .. } | Self::SetPatroni { cluster, .. } => {
                 Subject::Named(cluster.as_str())
             }
+            Self::SetPostgresRole { role, .. } | Self::DropPostgresRole { role, .. } => Subject::Named(role),
+            Self::SetDatabase { database, .. } => Subject::Named(database),
         }
     }
 
@@ -168,6 +199,9 @@ impl PostgresAction {
             Self::StopPatroni { .. } => "stop patroni",
             Self::Switchover { .. } => "switch over",
             Self::SetPatroni { .. } => "set patroni",
+            Self::SetPostgresRole { .. } => "set postgresql role",
+            Self::DropPostgresRole { .. } => "drop postgresql role",
+            Self::SetDatabase { .. } => "set database",
         }
     }
 }

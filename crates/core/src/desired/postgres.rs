@@ -143,6 +143,11 @@ impl Postgres {
         }
     }
 
+    /// Whether the file says something of its roles or databases.
+    pub fn has_catalog(&self) -> bool {
+        self.section.roles.is_some() || self.section.databases.is_some()
+    }
+
     /// How many synchronous standbys there should be.
     pub fn synchronous_standbys(&self) -> u32 {
         let standbys = u32::try_from(self.nodes.len().saturating_sub(1)).unwrap_or(u32::MAX);

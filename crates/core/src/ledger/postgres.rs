@@ -172,7 +172,10 @@ pub(super) fn ahead(
         | PostgresAction::RestartPatroni { .. }
         | PostgresAction::RestartPostgres { .. }
         | PostgresAction::ReinitializeNode { .. }
-        | PostgresAction::StopPatroni { .. } => {}
+        | PostgresAction::StopPatroni { .. }
+        | PostgresAction::SetPostgresRole { .. }
+        | PostgresAction::DropPostgresRole { .. }
+        | PostgresAction::SetDatabase { .. } => {}
     }
 }
 

@@ -145,6 +145,7 @@ fn rests(waiting: &Waiting, begun: bool) -> bool {
         | PostgresWaiting::SwitchoverUndetermined { .. } => true,
         PostgresWaiting::PatroniStarting { .. }
         | PostgresWaiting::KeysUnknown { .. }
+        | PostgresWaiting::CatalogUnknown { .. }
         | PostgresWaiting::LoginFailed { .. }
         | PostgresWaiting::EtcdFirst { .. } => begun,
         PostgresWaiting::PostgresUnsettled { .. } => begun && waiting.kind() == WaitKind::Transient,
@@ -155,6 +156,9 @@ fn rests(waiting: &Waiting, begun: bool) -> bool {
         | PostgresWaiting::PgDataUnreadable { .. }
         | PostgresWaiting::AllPgDataLost { .. }
         | PostgresWaiting::NoCandidate { .. }
+        | PostgresWaiting::DatabaseDiffers { .. }
+        | PostgresWaiting::OwnerMissing { .. }
+        | PostgresWaiting::RoleNeeded { .. }
         | PostgresWaiting::SyncRolledBack { .. } => false,
     }
 }

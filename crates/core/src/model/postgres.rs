@@ -2,6 +2,7 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
+mod catalog;
 mod contact;
 mod keys;
 mod look;
@@ -20,7 +21,9 @@ use super::effects::{Impossible, later, no_quorum};
 use super::{MachineModel, World};
 use crate::action::{PgStart, PostgresAction};
 use crate::desired::{Stack, UserSlot};
-use crate::observed::{CertificateFacts, NodePurpose, NodeRole, PatroniFile, PgData, ServiceState, SystemId, Trust};
+use crate::observed::{
+    Catalog, CertificateFacts, NodePurpose, NodeRole, PatroniFile, PgData, ServiceState, SystemId, Trust,
+};
 use crate::spec::postgres::NodeTags;
 use crate::spec::{Name, PatroniVersion, PostgresVersion};
 
@@ -157,6 +160,8 @@ pub struct ClusterModel {
     pub acknowledged: u64,
     /// How often Patroni demoted a primary.
     pub demotions: u32,
+    /// Its roles and databases.
+    pub catalog: Catalog,
     /// How a node was promoted that lacked an acknowledged commit.
     pub lost: Option<String>,
 }
@@ -362,6 +367,9 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &PostgresAction) -
         PostgresAction::StopPatroni { machine } => world.stop_patroni(machine),
         PostgresAction::Switchover { cluster, from, to } => world.switch_over(cluster, from, to),
         PostgresAction::SetPatroni { cluster, set } => world.set_patroni(cluster, set),
+        PostgresAction::SetPostgresRole { cluster, role, .. } => world.set_role(desired, cluster, role),
+        PostgresAction::DropPostgresRole { cluster, role } => world.drop_role(cluster, role),
+        PostgresAction::SetDatabase { cluster, database } => world.set_database(desired, cluster, database),
     }
 }
 

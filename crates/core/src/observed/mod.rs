@@ -30,9 +30,9 @@ pub use etcd::{
 pub use fact::Fact;
 pub use maintenance::{Agreement, FilledPrefix, Filling, Hash, Hashes, Maintenance, PrefixCounter, Sampled, size};
 pub use postgres::{
-    Copies, EtcdLogins, NodeFacts, NodePurpose, NodeRole, NodeState, PatroniError, PatroniFile, PatroniKeys,
-    PendingSetting, PgData, PostgresObserved, PostgresOnMachine, PostgresView, SyncKey, SystemId, TimelineEnd,
-    Unsettled,
+    Catalog, CatalogDatabase, CatalogRole, Copies, EtcdLogins, NodeFacts, NodePurpose, NodeRole, NodeState,
+    PatroniError, PatroniFile, PatroniKeys, PendingSetting, PgData, PostgresObserved, PostgresOnMachine, PostgresView,
+    RoleAttribute, SyncKey, SystemId, TimelineEnd, Unsettled, elements, is_predefined, is_reserved,
 };
 pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};
 pub use trust::{AuthorityRecord, HandshakeResult, Handshakes, Origin, Trust, TrustDomain};
@@ -77,8 +77,7 @@ impl Observed {
         let silent = |name: &Name| (name.clone(), MemberObserved { etcd: Fact::Absent { at }, problem: None });
         let members = desired.etcd.members.iter().map(|member| silent(&member.name)).collect();
         let machines = desired.machines.keys().map(|name| (name.clone(), absent())).collect();
-        let unread =
-            |name: &Name| (name.clone(), PostgresObserved { keys: Fact::Absent { at }, logins: BTreeMap::new() });
+        let unread = |name: &Name| (name.clone(), PostgresObserved::of_keys(Fact::Absent { at }));
         let postgres = desired.postgres.iter().map(|cluster| unread(&cluster.name)).collect();
         let etcd = EtcdObserved { members, ..EtcdObserved::default() };
         Self { ledger: Ledger::default(), machines, etcd, postgres }

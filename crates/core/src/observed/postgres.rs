@@ -1,5 +1,6 @@
 //! What Patroni says of its nodes and keeps in etcd → facts of a PostgreSQL cluster, and what follows from them.
 
+mod catalog;
 mod read;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,6 +16,7 @@ use super::fact::Fact;
 use crate::desired::{Postgres, UserSlot};
 use crate::spec::{Name, PatroniVersion, PostgresVersion, SyncMode};
 
+pub use catalog::{Catalog, CatalogDatabase, CatalogRole, RoleAttribute, elements, is_predefined, is_reserved};
 pub use read::PatroniError;
 
 /// The identifier that `initdb` gives to a cluster's data: every node's data has the same.
@@ -42,6 +44,17 @@ pub struct PostgresObserved {
     /// For each node that was asked to: its attempts to log in to members of etcd with Patroni's own file.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub logins: BTreeMap<Name, EtcdLogins>,
+    /// Its roles and databases, or why they could not be read; nothing where the file says nothing of them, or no primary
+    /// could be asked.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub catalog: Option<Result<Catalog, String>>,
+}
+
+impl PostgresObserved {
+    /// Of Patroni's keys alone.
+    pub fn of_keys(keys: Fact<PatroniKeys>) -> Self {
+        Self { keys, logins: BTreeMap::new(), catalog: None }
+    }
 }
 
 /// New logins to members of etcd with the very file and CA certificates that Patroni has on a machine.

@@ -231,6 +231,10 @@ const NORMAL: &[Pass] = &[
             left @ Report::Left(_) => left,
         },
     ),
+    // A password that cannot be read, or a database that cannot be as it should, keeps nothing else from being done.
+    Pass::new("roles and databases of PostgreSQL", &[Condition::Postgres, Condition::NothingPlanned], |d, _| {
+        postgres::manage_catalog(d)
+    }),
     // It only waits: a step on etcd waits for the same by itself.
     Pass::new("whether PostgreSQL is as it should be", &[Condition::Postgres, Condition::NothingPlanned], |d, _| {
         postgres::settle(d)

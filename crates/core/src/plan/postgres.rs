@@ -3,6 +3,7 @@
 //! Patroni runs PostgreSQL, elects the primary and copies data. raftsman gives it what it needs of etcd, starts it, and
 //! changes nodes in an order in which every acknowledged commit stays on as many of them as the file says.
 
+mod catalog;
 mod certificates;
 mod logins;
 mod roll;
@@ -23,6 +24,7 @@ use crate::observed::{
 };
 use crate::spec::Name;
 
+pub(super) use catalog::manage as manage_catalog;
 pub use logins::logins_to_try;
 pub(super) use roll::{roll, set, switched_over};
 pub(super) use users::{discard_users, make_users};

@@ -271,6 +271,9 @@ pub struct RolePassword {
     pub password: Option<Secret>,
 }
 
+/// Roles that raftsman makes and keeps, the superuser first.
+pub const OUR_ROLES: [&str; 3] = ["postgres", "replicator", "rewind"];
+
 /// One role of PostgreSQL. None of them can be a superuser.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]
 #[serde(deny_unknown_fields, default)]

@@ -4,6 +4,7 @@ mod agents;
 mod auth;
 mod backup;
 mod balancer;
+mod catalog;
 mod etcd;
 mod fence;
 mod machines;
@@ -123,6 +124,17 @@ pub enum ActError {
     /// The file has no such PostgreSQL cluster.
     #[error("the file has no PostgreSQL cluster `{0}`")]
     NoSuchPostgres(Name),
+    /// The file has no such role or database.
+    #[error("the file has no role or database `{name}` of `{cluster}`")]
+    NotInCatalog {
+        /// The cluster.
+        cluster: Name,
+        /// The role or database.
+        name: String,
+    },
+    /// There is nobody to ask.
+    #[error("`{0}` has no primary: apply again once it has one")]
+    NoPrimary(Name),
     /// The file has no node of a PostgreSQL cluster there.
     #[error("the file has no node of a PostgreSQL cluster on `{0}`")]
     NoSuchNode(Name),

@@ -71,11 +71,16 @@ pub(super) async fn act(executor: Executor<'_>, action: &PostgresAction, now: Ti
         }
         PostgresAction::Switchover { cluster, from, to } => executor.switch_over(cluster, from, to).await,
         PostgresAction::SetPatroni { cluster, set } => executor.set_patroni(cluster, set).await,
+        PostgresAction::SetPostgresRole { cluster, role, account } => {
+            executor.set_postgres_role(cluster, role, *account).await
+        }
+        PostgresAction::DropPostgresRole { cluster, role } => executor.drop_postgres_role(cluster, role).await,
+        PostgresAction::SetDatabase { cluster, database } => executor.set_database(cluster, database).await,
     }
 }
 
 impl Executor<'_> {
-    fn postgres(&self, cluster: &Name) -> Result<&Postgres, ActError> {
+    pub(super) fn postgres(&self, cluster: &Name) -> Result<&Postgres, ActError> {
         self.cluster().desired.postgres(cluster).ok_or_else(|| ActError::NoSuchPostgres(cluster.clone()))
     }
 

@@ -49,6 +49,9 @@ pub enum LinkError {
     /// The agent returned an error.
     #[error("{}", .0.message())]
     Status(#[from] tonic::Status),
+    /// The stack has no such machine.
+    #[error("there is no machine `{0}`")]
+    NoMachine(Name),
     /// It was asked to leave its machine, and still runs.
     #[error("the agent of {machine} was asked to leave and still listens after {} s", after.as_secs())]
     StillThere {

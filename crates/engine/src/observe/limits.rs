@@ -26,7 +26,7 @@ pub(crate) fn of_agent(call: &str) -> Limit {
 
 fn known(call: &str) -> Option<Limit> {
     Some(match call {
-        "Claim" | "Report" | "Logs" | "ProgramLogs" | "PassFence" => prompt(LOOK),
+        "Claim" | "Report" | "Logs" | "ProgramLogs" | "PassFence" | "ReadCatalog" => prompt(LOOK),
         "FinishClaim" | "RequestCertificate" | "StoreCertificate" | "StoreTrust" | "SetAccess" | "PinBinaries"
         | "ConfigureEtcd" | "ConfigureProgram" | "SetServer" | "SetBackups" | "Handshake" => prompt(WRITE),
         // Counted from the last piece that was sent.
@@ -37,7 +37,7 @@ fn known(call: &str) -> Option<Limit> {
         "RestartProgram" | "StopProgram" => Limit { prompt: false, ..prompt(POSTGRES) },
         "SetFirewall" | "Deliver" | "Leave" => prompt(SYSTEM),
         "ConfigurePatroni" | "LogInToEtcd" => prompt(WRITE),
-        "SetPatroni" | "ReinitializeNode" => prompt(SYSTEM),
+        "SetPatroni" | "ReinitializeNode" | "SetPostgresRole" | "DropPostgresRole" | "SetDatabase" => prompt(SYSTEM),
         // Patroni answers when it is done.
         "RestartPostgres" | "SwitchOver" => Limit { prompt: false, ..prompt(POSTGRES) },
         "Measure" => prompt(MEASURE),

@@ -3,6 +3,7 @@
 mod adopted;
 mod agent;
 mod balancer;
+mod catalog;
 mod etcd;
 mod handshakes;
 mod http;
@@ -60,6 +61,7 @@ pub struct Observer {
     known: Mutex<users::Known>,
     /// Logins of Patroni's, by cluster and machine.
     logins: Mutex<BTreeMap<(Name, Name), postgres::Tried>>,
+    compared: Mutex<catalog::Compared>,
     into_data: bool,
 }
 
@@ -93,6 +95,7 @@ impl Observer {
             maintenance: Mutex::default(),
             known: Mutex::default(),
             logins: Mutex::default(),
+            compared: Mutex::default(),
             into_data: false,
         };
         observer.connect()?;
@@ -351,6 +354,7 @@ impl Observer {
             self.look_for_users(&mut observed, credentials).await;
         }
         observed.postgres = Box::pin(self.look_for_patroni(&observed, credentials.as_ref().ok(), now)).await;
+        Box::pin(self.look_into_catalogs(&mut observed)).await;
         let mut before = self.before.lock().await;
         if let Some(before) = before.as_ref() {
             carry_over(&mut observed, before);

@@ -73,7 +73,7 @@ impl Observer {
                     Ok(value) => Fact::Seen { value, at: now },
                     Err(error) => Fact::Unreachable { error, since: now },
                 };
-                (cluster.name.clone(), PostgresObserved { keys, logins: BTreeMap::new() })
+                (cluster.name.clone(), PostgresObserved::of_keys(keys))
             }
         });
         join_all(read).await.into_iter().collect()

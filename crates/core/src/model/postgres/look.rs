@@ -9,7 +9,7 @@ use super::super::{MachineModel, World};
 use super::contact::Reachable;
 use super::keys::{self, KeysModel};
 use super::{Known, PatroniProcess, PostgresModel, Server, Work, describe};
-use crate::desired::Stack;
+use crate::desired::{Postgres, Stack};
 use crate::observed::{
     Agent, ClusterId, Delivery, EtcdLogins, Fact, ListedMember, NodeFacts, NodeRole, NodeState, Observed, PatroniKeys,
     PendingSetting, PgData, PostgresObserved, PostgresOnMachine, Service, ServiceState, View,
@@ -66,11 +66,12 @@ impl World {
             return BTreeMap::new();
         }
         let reachable = Reachable::of(self);
-        let one = |cluster: &Name| PostgresObserved {
-            keys: self.observe_keys(desired, &reachable, cluster),
-            logins: self.log_in_everywhere(desired, &reachable, cluster),
+        let one = |cluster: &Postgres| PostgresObserved {
+            keys: self.observe_keys(desired, &reachable, &cluster.name),
+            logins: self.log_in_everywhere(desired, &reachable, &cluster.name),
+            catalog: self.observe_catalog(cluster),
         };
-        desired.postgres.iter().map(|cluster| (cluster.name.clone(), one(&cluster.name))).collect()
+        desired.postgres.iter().map(|cluster| (cluster.name.clone(), one(cluster))).collect()
     }
 
     fn observe_keys(&self, desired: &Stack, reachable: &Reachable, cluster: &Name) -> Fact<PatroniKeys> {
@@ -118,6 +119,9 @@ impl World {
             }
         }
         for (cluster, seen) in &observed.postgres {
+            if let Some(Ok(catalog)) = &seen.catalog {
+                self.postgres.entry(cluster.clone()).or_default().catalog = catalog.clone();
+            }
             if let Some(keys) = seen.keys.seen() {
                 let quorate = self.agreed.keys().copied().find(|id| self.has_quorum(*id));
                 let agreed = quorate.and_then(|id| self.agreed.get_mut(&id));

@@ -2,6 +2,8 @@
 
 #![warn(clippy::wildcard_enum_match_arm)]
 
+mod catalog;
+
 use std::collections::BTreeMap;
 
 use super::{Case, Cost, Refusal, otherwise};
@@ -90,6 +92,9 @@ pub(super) fn judge(case: &Case<'_>, action: &PostgresAction) -> Result<Cost, Re
         PostgresAction::StopPatroni { machine } => stop(case, machine),
         PostgresAction::Switchover { cluster, from, to } => switchover(case, cluster, from, to),
         PostgresAction::SetPatroni { cluster, set } => set_patroni(case, cluster, set),
+        PostgresAction::SetPostgresRole { .. }
+        | PostgresAction::DropPostgresRole { .. }
+        | PostgresAction::SetDatabase { .. } => catalog::judge(case, action),
     }
 }
 

@@ -131,6 +131,38 @@ pub enum PostgresWaiting {
         /// The node that has more; nothing where a node cannot be asked.
         ahead: Option<Name>,
     },
+    /// Roles and databases could not be read.
+    CatalogUnknown {
+        /// The cluster.
+        cluster: Name,
+        /// The error.
+        error: String,
+    },
+    /// A database differs in what cannot change.
+    DatabaseDiffers {
+        /// The cluster.
+        cluster: Name,
+        /// The database.
+        database: String,
+        /// In what.
+        how: String,
+    },
+    /// There is no such role, and the file does not list roles.
+    OwnerMissing {
+        /// The cluster.
+        cluster: Name,
+        /// The database.
+        database: String,
+        /// The role that should own it.
+        owner: String,
+    },
+    /// A role that is to go owns something, or has rights on something.
+    RoleNeeded {
+        /// The cluster.
+        cluster: Name,
+        /// The role.
+        role: String,
+    },
 }
 
 impl PostgresWaiting {
@@ -146,6 +178,7 @@ impl PostgresWaiting {
             | Self::LoginFailed { .. }
             | Self::MembersUnknown { .. }
             | Self::EtcdFirst { .. }
+            | Self::CatalogUnknown { .. }
             | Self::SwitchoverUndetermined { .. } => WaitKind::Transient,
             Self::PostgresUnsettled { why, .. } => match why {
                 Unsettled::Silent(_)
@@ -163,6 +196,9 @@ impl PostgresWaiting {
             | Self::PgDataUnreadable { .. }
             | Self::AllPgDataLost { .. }
             | Self::NoCandidate { .. }
+            | Self::DatabaseDiffers { .. }
+            | Self::OwnerMissing { .. }
+            | Self::RoleNeeded { .. }
             | Self::SyncRolledBack { .. } => WaitKind::Blocked,
         }
     }
@@ -185,6 +221,10 @@ impl PostgresWaiting {
             | Self::EtcdFirst { .. }
             | Self::SwitchoverUndetermined { .. }
             | Self::NoCandidate { .. }
+            | Self::CatalogUnknown { .. }
+            | Self::DatabaseDiffers { .. }
+            | Self::OwnerMissing { .. }
+            | Self::RoleNeeded { .. }
             | Self::SyncRolledBack { .. } => None,
         }
     }
@@ -247,6 +287,15 @@ impl PostgresWaiting {
             Self::SyncRolledBack { .. } => {
                 "bring the silent nodes back; etcd's backup is older than the data of PostgreSQL".to_owned()
             }
+            Self::CatalogUnknown { .. } => "it is asked again; if it lasts, read PostgreSQL's log: `raftsman logs`".to_owned(),
+            Self::DatabaseDiffers { database, .. } => format!(
+                "write in the file what `{database}` has, or make a database with another name and move the data there"
+            ),
+            Self::OwnerMissing { owner, .. } => format!("list `{owner}` under `roles`, or make it with `raftsman psql`"),
+            Self::RoleNeeded { role, .. } => format!(
+                "in each of its databases give away what it has (`raftsman psql`): `REASSIGN OWNED BY \"{role}\" TO …; DROP \
+                 OWNED BY \"{role}\"`; or list `{role}` under `roles` again"
+            ),
         }
     }
 }
@@ -300,6 +349,18 @@ impl fmt::Display for PostgresWaiting {
                 f,
                 "{cluster}: the etcd that was built anew names {named} as the primary, and not every node can be asked"
             ),
+            Self::CatalogUnknown { cluster, error } => {
+                write!(f, "{cluster}: its roles and databases cannot be read: {error}")
+            }
+            Self::DatabaseDiffers { cluster, database, how } => {
+                write!(f, "{cluster}: the database `{database}` is another than in the file: {how}")
+            }
+            Self::OwnerMissing { cluster, database, owner } => {
+                write!(f, "{cluster}: the database `{database}` is to belong to `{owner}`, and there is no such role")
+            }
+            Self::RoleNeeded { cluster, role } => {
+                write!(f, "{cluster}: the role `{role}` cannot log in any more, and is kept for what it has")
+            }
         }
     }
 }

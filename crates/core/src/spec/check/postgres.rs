@@ -97,8 +97,6 @@ fn not_carried_out<'s>(spec: &Spec, cluster: &'s PostgresCluster) -> Vec<(&'s [&
             "a password of the superuser is",
             "leave it out: `postgres` logs in on its own machine only, without a password",
         ),
-        (&["roles"], cluster.roles.is_some(), "roles are", "leave them out, and make them with `psql`"),
-        (&["databases"], cluster.databases.is_some(), "databases are", "leave them out, and make them with `psql`"),
         (
             &["backups"],
             cluster.backups.is_some(),

@@ -1,14 +1,18 @@
 //! Roles, databases and rules of access → names that are taken or unknown, roles that could not log in, replication.
 
+use std::collections::BTreeSet;
+
+use indexmap::IndexMap;
+
 use super::super::super::diagnostic::Path;
 use super::super::super::fault::nearest;
-use super::super::super::postgres::{PgRole, PostgresCluster};
+use super::super::super::postgres::{OUR_ROLES, PgRole, PostgresCluster};
 use super::super::super::units::{Name, quoted};
 use super::super::{Finding, Findings};
 use super::at;
 
-/// Roles that raftsman makes and keeps.
-const OUR_ROLES: [&str; 3] = ["postgres", "replicator", "rewind"];
+/// Since this version, a role that creates roles changes only those that it has made.
+const OWN_ROLES_ONLY: u32 = 16;
 const OUR_DATABASES: [&str; 3] = ["postgres", "template0", "template1"];
 /// PostgreSQL cuts off longer names.
 const LONGEST: usize = 63;
@@ -24,6 +28,7 @@ pub(super) fn check(findings: &mut Findings<'_>, name: &Name, cluster: &Postgres
     for (role, settings) in cluster.roles.iter().flatten() {
         one_role(findings, name, cluster, role, settings);
     }
+    circle(findings, name, cluster);
     for (database, settings) in cluster.databases.iter().flatten() {
         let here = |key: &[&str]| key.iter().fold(at(name, &["databases", database]), |path, key| path.key(key));
         if identifier(findings, here(&[]), database, "a database") && OUR_DATABASES.contains(&database.as_str()) {
@@ -99,6 +104,21 @@ fn one_role(findings: &mut Findings<'_>, name: &Name, cluster: &PostgresCluster,
             .help("remove it: nodes replicate as `replicator`"),
         );
     }
+    if settings.createrole && cluster.version.major < OWN_ROLES_ONLY {
+        findings.add(
+            Finding::error(
+                "postgres-role-superuser",
+                here(&["createrole"]),
+                format!("{} could do everything that PostgreSQL can", quoted(role)),
+            )
+            .uses(at(name, &["version"]))
+            .why(format!(
+                "before version {OWN_ROLES_ONLY}, a role that creates roles makes itself a member of any other, such as \
+                 `pg_execute_server_program`"
+            ))
+            .help("remove it, and list all roles in the file"),
+        );
+    }
     for (index, of) in settings.member_of.iter().enumerate() {
         let path = here(&["member_of"]).index(index);
         if of == role {
@@ -121,6 +141,36 @@ fn one_role(findings: &mut Findings<'_>, name: &Name, cluster: &PostgresCluster,
         } else if !of.starts_with("pg_") {
             known_role(findings, path, name, cluster, of);
         }
+    }
+}
+
+/// The roles that a role is a member of, directly or by way of others.
+fn above<'a>(roles: &'a IndexMap<String, PgRole>, role: &'a str) -> BTreeSet<&'a str> {
+    let (mut reached, mut next) = (BTreeSet::new(), vec![role]);
+    while let Some(role) = next.pop() {
+        let of = roles.get(role).into_iter().flat_map(|role| &role.member_of).map(String::as_str);
+        next.extend(of.filter(|of| reached.insert(*of)));
+    }
+    reached
+}
+
+/// Roles that are members of each other, which PostgreSQL refuses: the first of them is shown.
+fn circle(findings: &mut Findings<'_>, name: &Name, cluster: &PostgresCluster) {
+    let Some(roles) = &cluster.roles else { return };
+    // One that is a member of itself alone is a finding of its own.
+    let found = roles
+        .iter()
+        .find(|(role, settings)| !settings.member_of.contains(role) && above(roles, role).contains(role.as_str()));
+    if let Some((role, _)) = found {
+        findings.add(
+            Finding::error(
+                "postgres-role-circle",
+                at(name, &["roles", role, "member_of"]),
+                format!("{} is a member of a role that is a member of it", quoted(role)),
+            )
+            .on_key()
+            .help("decide which of them has what the other may do"),
+        );
     }
 }
 
