@@ -554,6 +554,10 @@ fn without_ids(mut action: Value) -> Value {
         if let Some(data) = action.get_mut("data").and_then(Value::as_object_mut) {
             data.values_mut().for_each(|system| *system = Value::Null);
         }
+        // How soon there is data to copy is PostgreSQL's matter.
+        if action.get("data").is_some_and(|data| *data == "beside") {
+            action.insert("data".to_owned(), serde_json::json!({ "join": null }));
+        }
     }
     action
 }

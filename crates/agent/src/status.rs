@@ -78,7 +78,7 @@ impl Coded for CatalogError {
         match self {
             Self::Connect(_) => Code::Unavailable,
             Self::NotPrimary | Self::Refused(_) => Code::FailedPrecondition,
-            Self::Reserved(_) | Self::AsSuperuser(_) | Self::NotScram => Code::InvalidArgument,
+            Self::Reserved(_) | Self::NotOfNodes(_) | Self::AsSuperuser(_) | Self::NotScram => Code::InvalidArgument,
             Self::Silent => Code::DeadlineExceeded,
         }
     }

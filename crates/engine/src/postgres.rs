@@ -48,8 +48,8 @@ impl StackHandle {
 
     /// The password that the file refers to for this role of PostgreSQL.
     pub(crate) fn role_password(&self, cluster: &Postgres, role: &str) -> Result<Option<SecretString>, StackError> {
-        let role = cluster.section.roles.as_ref().and_then(|roles| roles.get(role));
-        let reference = role.and_then(|role| role.password.as_ref());
+        let listed = cluster.section.roles.as_ref().and_then(|roles| roles.get(role));
+        let reference = cluster.node_password(role).or(listed.and_then(|role| role.password.as_ref()));
         Ok(reference.map(|reference| resolve(reference, self.fleet.context.base())).transpose()?)
     }
 
@@ -94,10 +94,8 @@ impl StackHandle {
             let name = password_name(&cluster.name, secret);
             let value = match (secret, self.given(cluster, secret)?) {
                 (PgSecret::Dcs, _) => self.make_etcd_password(lock, cluster, slot).await?,
-                (_, Some(given)) => {
-                    self.is_unchanged(cluster, secret, &given).await?;
-                    self.fleet.secrets.get_or_put(lock, &name, given).await?
-                }
+                // Another one than before follows once PostgreSQL has it.
+                (_, Some(given)) => self.fleet.secrets.get_or_put(lock, &name, given).await?,
                 (_, None) => self.fleet.secrets.get_or_put(lock, &name, random_password()?).await?,
             };
             secrets.insert(secret, value);
@@ -115,13 +113,32 @@ impl StackHandle {
         Ok(role.password.as_ref().map(|reference| resolve(reference, self.fleet.context.base())).transpose()?)
     }
 
-    /// PostgreSQL has the password that its cluster was made with: Patroni gives its roles no other one.
-    async fn is_unchanged(&self, cluster: &Postgres, secret: PgSecret, given: &SecretString) -> Result<(), StackError> {
-        let kept = self.fleet.secrets.get(&password_name(&cluster.name, secret)).await?;
-        match kept.is_none_or(|kept| kept.expose_secret() == given.expose_secret()) {
-            true => Ok(()),
-            false => Err(StackError::PasswordChanged { cluster: cluster.name.clone(), role: secret.name() }),
+    /// The roles that nodes log in as and of which the state has another password than the file refers to.
+    pub(crate) async fn unkept_node_passwords(&self, cluster: &Postgres) -> Vec<&'static str> {
+        let mut unkept = Vec::new();
+        for secret in [PgSecret::Replicator, PgSecret::Rewind] {
+            let Ok(Some(given)) = self.given(cluster, secret) else { continue };
+            let kept = self.fleet.secrets.get(&password_name(&cluster.name, secret)).await;
+            if kept.ok().flatten().is_some_and(|kept| kept.expose_secret() != given.expose_secret()) {
+                unkept.push(secret.name());
+            }
         }
+        unkept
+    }
+
+    /// PostgreSQL has this password of a role that nodes log in as: their files follow.
+    pub(crate) async fn keep_node_password(
+        &self,
+        lock: &Lock,
+        cluster: &Postgres,
+        role: &str,
+        password: &SecretString,
+    ) -> Result<(), StackError> {
+        let secret = [PgSecret::Replicator, PgSecret::Rewind].into_iter().find(|secret| secret.name() == role);
+        if let Some(secret) = secret {
+            self.fleet.secrets.put(lock, &password_name(&cluster.name, secret), password).await?;
+        }
+        Ok(())
     }
 
     /// Whether a node that reports this mark has the secrets that Patroni's file with this user needs.
@@ -129,9 +146,6 @@ impl StackHandle {
         let same = async {
             let mut secrets = BTreeMap::new();
             for secret in PgSecret::ALL {
-                if let Some(given) = self.given(cluster, secret)? {
-                    self.is_unchanged(cluster, secret, &given).await?;
-                }
                 let name = match secret {
                     PgSecret::Dcs => etcd_password_name(cluster, slot),
                     PgSecret::Rest | PgSecret::Replicator | PgSecret::Rewind => password_name(&cluster.name, secret),
@@ -214,9 +228,7 @@ impl StackHandle {
     pub(crate) async fn check_postgres_references(&self, now: Timestamp) -> Result<(), StackError> {
         for cluster in &self.desired.postgres {
             for secret in PgSecret::ALL {
-                if let Some(given) = self.given(cluster, secret)? {
-                    self.is_unchanged(cluster, secret, &given).await?;
-                }
+                self.given(cluster, secret)?;
             }
             for role in cluster.section.roles.iter().flat_map(|roles| roles.keys()) {
                 self.role_password(cluster, role)?;

@@ -91,17 +91,6 @@ pub enum StackError {
         "the credentials with which `{0}` was adopted are not in the state: bring the state's directory back from a copy"
     )]
     NotAdopted(Name),
-    /// Another password than the cluster was made with.
-    #[error(
-        "the file has another password of the role `{role}` of the PostgreSQL cluster `{cluster}` than it was made with, and \
-         this version does not change it: write the earlier one"
-    )]
-    PasswordChanged {
-        /// Which cluster.
-        cluster: Name,
-        /// Which role.
-        role: &'static str,
-    },
     /// Another CA than the cluster was made with.
     #[error(
         "the file brings another CA for the PostgreSQL cluster `{0}` than it was made with, and this version does not change \

@@ -43,6 +43,7 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     the_balancer_leads_by_role(&lab);
     the_certificate_of_the_balancer_only_reads(&lab);
     roles_and_databases_are_those_of_the_file(&stack);
+    nodes_get_another_password(&stack);
 
     // Beneath: every member restarts. Above: nodes restart for a parameter, raised and lowered.
     stack.change("    auth: { mode: password }\n", "    auth: { mode: password }\n    quota: 3GiB\n");
@@ -277,6 +278,25 @@ fn roles_and_databases_are_those_of_the_file(stack: &Stack<'_>) {
                 assert_eq!(found, None, "{}", path.display());
             }
         }
+    }
+}
+
+/// Standbys that connect anew are let in with the password that the file has now.
+#[track_caller]
+fn nodes_get_another_password(stack: &Stack<'_>) {
+    let lab = stack.lab;
+    let passwords = "    replicator: { password: { file: replicator.password } }\n    rewind: { password: { file: rewind.password } }\n";
+    lab.write_file(&lab.file().replace("    roles:\n", &format!("{passwords}    roles:\n")));
+    for password in ["of-nodes-1", "of-nodes-2"] {
+        write_password(lab, "replicator", Some(password));
+        write_password(lab, "rewind", Some(password));
+        let plan = lab.run(&["plan"]).stdout;
+        assert!(plan.contains("set node password  the file has another password"), "{plan}");
+        stack.apply();
+        lab.nothing_to_do();
+        assert_eq!(stack.ask("select count(pg_terminate_backend(pid)) from pg_stat_replication"), "2");
+        let streaming = "select count(*) from pg_stat_replication where state = 'streaming'";
+        eventually("standbys that stream", || (stack.ask(streaming) == "2").then_some(()));
     }
 }
 

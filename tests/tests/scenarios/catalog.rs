@@ -4,6 +4,7 @@ use insta::assert_snapshot;
 use raftsman_core::action::{Account, PostgresAction};
 use raftsman_core::observed::{Catalog, CatalogRole, Password, RoleAttribute};
 use raftsman_core::plan::safety;
+use raftsman_core::spec::postgres::PgRole;
 use raftsman_tests::fixtures::{Scene, standing};
 
 use super::postgres::{pg, settled, to_the_end};
@@ -22,6 +23,14 @@ fn catalog(scene: &mut Scene) -> &mut Catalog {
 
 fn role<'a>(scene: &'a mut Scene, name: &str) -> &'a mut CatalogRole {
     catalog(scene).roles.get_mut(name).expect("a role")
+}
+
+fn judged(scene: &Scene, action: PostgresAction) -> String {
+    let action = action.into();
+    match safety::judge(&scene.desired, &scene.look(), &[&action], &action) {
+        Ok(_) => "allowed".to_owned(),
+        Err(refusal) => refusal.to_string(),
+    }
 }
 
 #[test]
@@ -115,6 +124,28 @@ fn a_file_without_them_changes_nothing() {
     assert_snapshot!(to_the_end(&mut scene), @"done");
 }
 
+/// Before all else of PostgreSQL, and without its standbys: they may not be let in before.
+#[test]
+fn nodes_log_in_with_another_password() {
+    let given = ["nodes: 3", "replicator: { password: { file: p } }"];
+    let mut scene = settled(standing(&[], &given));
+    let role = CatalogRole::from(&PgRole::default());
+    catalog(&mut scene).roles.insert("replicator".to_owned(), CatalogRole { password: Password::Other, ..role });
+    scene.desired = standing(&[], &[&given[..], &["parameters: { work_mem: 8MB }"]].concat());
+    assert_snapshot!(to_the_end(&mut scene), @"
+    * set node password replicator: the file has another password; 1 1 1
+    * set patroni pg: the file has changed; 1 1 1
+    ~ pg-1: Patroni has not been seen at etcd since the last step, at 2026-11-15T12:01:30Z
+    done
+    ");
+    for machine in scene.world.machines.values_mut().filter(|machine| machine.postgres.streams()) {
+        machine.postgres.server = None;
+    }
+    let change = |role: &str| PostgresAction::SetNodePassword { cluster: pg(), role: role.to_owned() };
+    assert_eq!(judged(&scene, change("replicator")), "allowed");
+    assert_eq!(judged(&scene, change("rewind")), "the file has no password of this role");
+}
+
 #[test]
 fn what_the_judge_refuses() {
     let mut scene = settled(standing(&[], WANTED));
@@ -126,13 +157,6 @@ fn what_the_judge_refuses() {
     };
     let drop = |role: &str| PostgresAction::DropPostgresRole { cluster: cluster.clone(), role: role.to_owned() };
     let make = |database: &str| PostgresAction::SetDatabase { cluster: cluster.clone(), database: database.to_owned() };
-    let judged = |scene: &Scene, action: PostgresAction| {
-        let action = action.into();
-        match safety::judge(&scene.desired, &scene.look(), &[&action], &action) {
-            Ok(_) => "allowed".to_owned(),
-            Err(refusal) => refusal.to_string(),
-        }
-    };
     let mut lines = Vec::new();
     for (what, action) in [
         ("a role of the file", set("app")),

@@ -7,10 +7,12 @@ use std::collections::BTreeSet;
 
 use insta::assert_snapshot;
 use jiff::Timestamp;
-use raftsman_core::action::{Account, Action, AuthAction, EtcdAction, PostgresAction, UserAction};
+use raftsman_core::action::{Account, Action, AuthAction, EtcdAction, PgStart, PostgresAction, UserAction};
 use raftsman_core::desired::{Stack, UserSlot};
 use raftsman_core::model::World;
-use raftsman_core::observed::{Agent, Fact, NodeFacts, NodeRole, Observed, PostgresObserved, PostgresOnMachine};
+use raftsman_core::observed::{
+    Agent, Fact, NodeFacts, NodeRole, Observed, PgData, PostgresObserved, PostgresOnMachine,
+};
 use raftsman_core::plan::{Plan, WaitKind, safety};
 use raftsman_core::spec::Name;
 use raftsman_tests::fixtures::{Scene, describe, epoch, standing, standing_on};
@@ -95,6 +97,34 @@ fn from_nothing() {
     * configure patroni pg-1 pg-2 pg-3: not there yet; 1 1 1
     * restart all etcd cluster: auth is on: open to clients; - - 1
     * bootstrap postgresql pg-1: not there yet; 1 1 1
+    * start patroni pg-2 pg-3: not there yet; 1 1 1
+    ~ pg: PostgreSQL does not run on pg-2
+    done
+    ");
+}
+
+/// As it is while `initdb` runs: Patroni runs on the first node, and there is no data yet.
+#[test]
+fn others_start_while_the_first_node_makes_the_cluster() {
+    let mut scene = empty(standing(&[], THREE));
+    let bootstraps = |plan: &Plan| plan.steps.iter().any(|step| step.action.verb() == "bootstrap postgresql");
+    let mut next = scene.plan();
+    while !bootstraps(&next) {
+        scene.carry_out(&next);
+        next = scene.plan();
+    }
+    let beside = PostgresAction::StartPatroni { machine: Name::fixed("pg-2"), data: PgStart::Beside };
+    assert_eq!(judged(&scene, beside.clone()), "no node makes the cluster");
+    scene.carry_out(&next);
+    assert_eq!(judged(&scene, beside.clone()), "the cluster exists already: its data is copied");
+    for agreed in scene.world.agreed.values_mut() {
+        agreed.patroni.clusters.clear();
+    }
+    scene.world.ledger.postgres.get_mut(&pg()).expect("it is known").system = None;
+    let first = &mut scene.world.machines.get_mut(&Name::fixed("pg-1")).expect("a machine").postgres;
+    (first.data, first.server, first.had_data) = (PgData::Empty, None, false);
+    assert_eq!(judged(&scene, beside), "allowed, None");
+    assert_snapshot!(to_the_end(&mut scene), @"
     * start patroni pg-2 pg-3: not there yet; 1 1 1
     ~ pg: PostgreSQL does not run on pg-2
     done

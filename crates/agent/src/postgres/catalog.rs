@@ -10,7 +10,7 @@ use postgres_protocol::escape::{escape_identifier, escape_literal};
 use raftsman_api::v1;
 use raftsman_core::desired::POSTGRES_PORT;
 use raftsman_core::observed::{elements, is_reserved};
-use raftsman_core::render::patroni::SUPERUSER;
+use raftsman_core::render::patroni::{REPLICATOR, REWIND, SUPERUSER};
 use tokio::time::timeout;
 use tokio_postgres::{Client, Config, NoTls, Row, Transaction};
 
@@ -41,6 +41,9 @@ pub enum CatalogError {
     /// Nobody changes it.
     #[error("`{0}` is PostgreSQL's or raftsman's own role: nothing was changed")]
     Reserved(String),
+    /// No node logs in as it.
+    #[error("`{0}` is no role that nodes log in as: nothing was changed")]
+    NotOfNodes(String),
     /// It would be as good as a superuser.
     #[error("a member of `{0}` can do everything that PostgreSQL can: nothing was changed")]
     AsSuperuser(String),
@@ -119,6 +122,23 @@ impl Catalog {
             set_memberships(&change, &wanted).await?;
             set_parameters(&change, &wanted).await?;
             Ok(change.commit().await?)
+        })
+        .await
+    }
+
+    /// Gives a role that nodes log in as another password. It does not wait for a standby: one may not be let in until then.
+    pub async fn set_node_password(&self, role: &str, verifier: &str) -> Result<(), CatalogError> {
+        if ![REPLICATOR, REWIND].contains(&role) {
+            return Err(CatalogError::NotOfNodes(role.to_owned()));
+        }
+        if !verifier.starts_with(SCRAM) {
+            return Err(CatalogError::NotScram);
+        }
+        within(async {
+            let client = self.primary().await?;
+            let (name, verifier) = (escape_identifier(role), escape_literal(verifier));
+            client.batch_execute("SET synchronous_commit = local").await?;
+            Ok(client.batch_execute(&format!("ALTER ROLE {name} PASSWORD {verifier}")).await?)
         })
         .await
     }

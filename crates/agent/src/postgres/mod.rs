@@ -101,6 +101,7 @@ pub fn report(
         presented: presented.collect(),
         installed: sent.as_deref().and_then(|sent| installed(root, launcher, sent)).unwrap_or_default(),
         running_config: if runs { started.taken_up.clone() } else { String::new() },
+        running_secrets_stamp: if runs { started.secrets.clone() } else { String::new() },
         started_with: if runs { started.hosts.iter().map(ToString::to_string).collect() } else { Vec::new() },
         etcd_trust_digest: trust.map(|pem| hex::sha256(pem.as_bytes())).unwrap_or_default(),
         secrets_stamp: config::stamp(root)?.unwrap_or_default(),

@@ -72,6 +72,8 @@ pub struct Started {
     pub taken_up: String,
     /// The members of etcd that it was started with.
     pub hosts: BTreeSet<SocketAddr>,
+    /// What came with the secrets that Patroni has taken up.
+    pub secrets: String,
     /// Whose data it ran on.
     pub system: Option<u64>,
     /// The fingerprints of the certificates that the processes have read, by their directory.
@@ -83,6 +85,7 @@ impl Started {
     pub fn note_files(&mut self, root: &Root) -> Result<(), PostgresPrestartError> {
         self.taken_up = config::sent(root)?.unwrap_or_default();
         self.hosts = patroni::hosts(&self.taken_up);
+        self.secrets = config::stamp(root)?.unwrap_or_default();
         self.note_certificate(root, REST_TLS)?;
         // One that outlived its Patroni goes on with what it has read.
         if running::postmaster(root).is_none() {
@@ -94,6 +97,7 @@ impl Started {
     /// Records what Patroni has taken up by a reload.
     pub fn note_reload(&mut self, root: &Root) -> Result<(), PostgresPrestartError> {
         self.taken_up = config::sent(root)?.unwrap_or_default();
+        self.secrets = config::stamp(root)?.unwrap_or_default();
         self.note_certificate(root, REST_TLS)?;
         self.note_certificate(root, SERVER_TLS)
     }

@@ -751,6 +751,18 @@ impl AgentService for Server {
         Ok(Response::new(v1::SetPostgresRoleReply {}))
     }
 
+    async fn set_node_password(
+        &self,
+        request: Request<v1::SetNodePasswordRequest>,
+    ) -> Result<Response<v1::SetNodePasswordReply>, Status> {
+        let turn = self.admit_as(&request, Role::Admin).await?;
+        let v1::SetNodePasswordRequest { role, verifier } = request.into_inner();
+        let what = format!("{role} has another password");
+        self.in_catalog(turn, what, move |catalog| async move { catalog.set_node_password(&role, &verifier).await })
+            .await?;
+        Ok(Response::new(v1::SetNodePasswordReply {}))
+    }
+
     async fn drop_postgres_role(
         &self,
         request: Request<v1::DropPostgresRoleRequest>,

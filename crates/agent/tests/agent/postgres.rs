@@ -110,6 +110,9 @@ async fn roles_and_databases([reader, operator, admin]: [&mut Client; 3]) {
     let set = |settings: v1::PostgresRoleSettings, verifier: Option<&str>| {
         stamp(v1::SetPostgresRoleRequest { settings: Some(settings), verifier: verifier.map(str::to_owned) })
     };
+    let of_nodes = |role: &str, verifier: &str| {
+        stamp(v1::SetNodePasswordRequest { role: role.to_owned(), verifier: verifier.to_owned() })
+    };
     let drop_role = |name: &str| stamp(v1::DropPostgresRoleRequest { name: name.to_owned() });
     let database = v1::DatabaseEntry {
         name: "shop".to_owned(),
@@ -124,6 +127,7 @@ async fn roles_and_databases([reader, operator, admin]: [&mut Client; 3]) {
             other.set_postgres_role(set(role("app"), None)).await.unwrap_err(),
             other.drop_postgres_role(drop_role("app")).await.unwrap_err(),
             other.set_database(make(&database)).await.unwrap_err(),
+            other.set_node_password(of_nodes("replicator", "SCRAM-SHA-256$")).await.unwrap_err(),
         ] {
             assert_eq!(refused.code(), Code::PermissionDenied, "{refused}");
         }
@@ -140,6 +144,12 @@ async fn roles_and_databases([reader, operator, admin]: [&mut Client; 3]) {
         (role("app"), Some("md5a3556571e93b0d20722ba62be61e8c2d")),
     ] {
         let refused = admin.set_postgres_role(set(settings, verifier)).await.unwrap_err();
+        assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
+    }
+    for (role, verifier) in
+        [("postgres", "SCRAM-SHA-256$"), ("app", "SCRAM-SHA-256$"), ("replicator", "clear"), ("rewind", "")]
+    {
+        let refused = admin.set_node_password(of_nodes(role, verifier)).await.unwrap_err();
         assert_eq!(refused.code(), Code::InvalidArgument, "{refused}");
     }
     let refused = admin.drop_postgres_role(drop_role("rewind")).await.unwrap_err();

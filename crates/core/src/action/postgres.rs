@@ -109,6 +109,13 @@ pub enum PostgresAction {
         /// What is done to the role itself and to its password.
         account: Account,
     },
+    /// Give a role that nodes log in as the password of the file: their files follow.
+    SetNodePassword {
+        /// The cluster.
+        cluster: Name,
+        /// The role.
+        role: String,
+    },
     /// Remove a role: one that owns something, or has rights on something, only cannot log in any more.
     DropPostgresRole {
         /// The cluster.
@@ -131,6 +138,9 @@ pub enum PostgresAction {
 pub enum PgStart {
     /// Nothing, neither there nor in etcd: the cluster is made by this node.
     Bootstrap,
+    /// Nothing there, while another node makes the cluster: its data is copied as soon as there is some. Where that node
+    /// fails, Patroni has one of these make the cluster.
+    Beside,
     /// Nothing there: the data of this cluster is copied.
     Join(SystemId),
     /// The data of this cluster.
@@ -154,6 +164,8 @@ impl PostgresAction {
             Self::StopPatroni { .. } => Class::of(Changes::Node).takes_node(),
             Self::Switchover { .. } => Class::of(Changes::Primary).takes_node(),
             Self::SetPatroni { .. } => Class::of(Changes::Patroni).beside(Company::Alone),
+            // A node that connects anew is not let in before it has taken the password up.
+            Self::SetNodePassword { .. } => Class::of(Changes::Catalog).irreversible().beside(Company::Alone),
             Self::SetPostgresRole { account: Account::Keep | Account::Make, .. } | Self::SetDatabase { .. } => {
                 Class::of(Changes::Catalog).beside(Company::Alike)
             }
@@ -177,7 +189,9 @@ impl PostgresAction {
             Self::MakePostgresCa { cluster } | Self::Switchover { cluster, .. } | Self::SetPatroni { cluster, .. } => {
                 Subject::Named(cluster.as_str())
             }
-            Self::SetPostgresRole { role, .. } | Self::DropPostgresRole { role, .. } => Subject::Named(role),
+            Self::SetPostgresRole { role, .. }
+            | Self::SetNodePassword { role, .. }
+            | Self::DropPostgresRole { role, .. } => Subject::Named(role),
             Self::SetDatabase { database, .. } => Subject::Named(database),
         }
     }
@@ -200,6 +214,7 @@ impl PostgresAction {
             Self::Switchover { .. } => "switch over",
             Self::SetPatroni { .. } => "set patroni",
             Self::SetPostgresRole { .. } => "set postgresql role",
+            Self::SetNodePassword { .. } => "set node password",
             Self::DropPostgresRole { .. } => "drop postgresql role",
             Self::SetDatabase { .. } => "set database",
         }

@@ -14,7 +14,8 @@ use crate::observed::{Granted, NodePurpose, Role};
 use crate::render::patroni::{self, Patroni, Programs};
 use crate::spec::postgres::{NodeTags, Nodes, PostgresSource};
 use crate::spec::{
-    Keys, Level, Name, PatroniVersion, PostgresCluster, PostgresVersion, Provider, SyncMode, Watchdog, WatchdogMode,
+    Keys, Level, Name, PatroniVersion, PostgresCluster, PostgresVersion, Provider, Secret, SyncMode, Watchdog,
+    WatchdogMode,
 };
 
 /// Where PostgreSQL listens.
@@ -143,9 +144,24 @@ impl Postgres {
         }
     }
 
-    /// Whether the file says something of its roles or databases.
+    /// Whether the file says something of its roles or databases, or of the passwords that nodes log in with.
     pub fn has_catalog(&self) -> bool {
-        self.section.roles.is_some() || self.section.databases.is_some()
+        let section = &self.section;
+        section.roles.is_some() || section.databases.is_some() || self.node_passwords().next().is_some()
+    }
+
+    /// The roles that nodes log in as and that have a password of the file.
+    pub fn node_passwords(&self) -> impl Iterator<Item = &'static str> {
+        [patroni::REPLICATOR, patroni::REWIND].into_iter().filter(|role| self.node_password(role).is_some())
+    }
+
+    /// The password of the file for a role that nodes log in as.
+    pub fn node_password(&self, role: &str) -> Option<&Secret> {
+        match role {
+            patroni::REPLICATOR => self.section.replicator.password.as_ref(),
+            patroni::REWIND => self.section.rewind.password.as_ref(),
+            _ => None,
+        }
     }
 
     /// How many synchronous standbys there should be.

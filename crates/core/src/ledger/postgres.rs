@@ -174,6 +174,7 @@ pub(super) fn ahead(
         | PostgresAction::ReinitializeNode { .. }
         | PostgresAction::StopPatroni { .. }
         | PostgresAction::SetPostgresRole { .. }
+        | PostgresAction::SetNodePassword { .. }
         | PostgresAction::DropPostgresRole { .. }
         | PostgresAction::SetDatabase { .. } => {}
     }

@@ -368,6 +368,7 @@ pub(super) fn act(world: &mut World, desired: &Stack, action: &PostgresAction) -
         PostgresAction::Switchover { cluster, from, to } => world.switch_over(cluster, from, to),
         PostgresAction::SetPatroni { cluster, set } => world.set_patroni(cluster, set),
         PostgresAction::SetPostgresRole { cluster, role, .. } => world.set_role(desired, cluster, role),
+        PostgresAction::SetNodePassword { cluster, role } => world.set_node_password(cluster, role),
         PostgresAction::DropPostgresRole { cluster, role } => world.drop_role(cluster, role),
         PostgresAction::SetDatabase { cluster, database } => world.set_database(desired, cluster, database),
     }
@@ -442,9 +443,13 @@ impl World {
         }
         let fits = match (data, &started.data) {
             (PgStart::Bootstrap, PgData::Empty) => system.is_none(),
+            (PgStart::Beside, PgData::Empty) => true,
             (PgStart::Join(wanted), PgData::Empty) => system == Some(wanted),
             (PgStart::Own(wanted), PgData::Present { system, .. }) => wanted == *system,
-            (PgStart::Bootstrap | PgStart::Join(_), PgData::Present { .. } | PgData::Unreadable { .. })
+            (
+                PgStart::Bootstrap | PgStart::Beside | PgStart::Join(_),
+                PgData::Present { .. } | PgData::Unreadable { .. },
+            )
             | (PgStart::Own(_), PgData::Empty | PgData::Unreadable { .. }) => false,
         };
         if !fits {

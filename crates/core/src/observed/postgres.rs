@@ -24,6 +24,13 @@ pub use read::PatroniError;
 pub struct SystemId(pub u64);
 
 impl PostgresOnMachine {
+    /// Whether the running Patroni has not taken up what is written.
+    pub fn is_outdated(&self) -> bool {
+        let written = self.written.as_ref().map(|file| &file.digest);
+        let differs = written != self.taken_up.as_ref().map(|file| &file.digest);
+        written.is_some() && (differs || self.other_secrets || self.presents_others())
+    }
+
     /// Whether the running processes present other certificates than those that are there.
     pub fn presents_others(&self) -> bool {
         self.certificates.iter().any(|(purpose, there)| self.presented.get(purpose) != Some(&there.fingerprint))
@@ -89,6 +96,9 @@ pub struct PostgresOnMachine {
     /// Whether it has the secrets that it should have.
     #[serde(default, skip_serializing_if = "Delivery::is_current")]
     pub secrets: Delivery,
+    /// Whether the running Patroni has taken up other secrets than those that are written.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub other_secrets: bool,
     /// Its certificates.
     #[serde(default)]
     pub certificates: BTreeMap<NodePurpose, CertificateFacts>,

@@ -160,6 +160,11 @@ const NORMAL: &[Pass] = &[
         |d, _| postgres::run(d),
     ),
     Pass::new(
+        "passwords that nodes of PostgreSQL log in with",
+        &[Condition::Postgres, Condition::NothingPlanned, Condition::Quorum],
+        |d, _| postgres::change_node_passwords(d),
+    ),
+    Pass::new(
         "nodes that have not taken up their file",
         &[Condition::Postgres, Condition::NothingPlanned, Condition::Quorum],
         |d, _| postgres::take_up(d),

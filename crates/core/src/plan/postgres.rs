@@ -24,7 +24,7 @@ use crate::observed::{
 };
 use crate::spec::Name;
 
-pub(super) use catalog::manage as manage_catalog;
+pub(super) use catalog::{change_node_passwords, manage as manage_catalog};
 pub use logins::logins_to_try;
 pub(super) use roll::{roll, set, switched_over};
 pub(super) use users::{discard_users, make_users};
@@ -229,6 +229,9 @@ fn bootstrap(
     let chosen = |node: &&Node| started.is_empty() || started.contains_key(&node.name);
     let may_lead = |node: &&Node| !node.tags.is_never_primary();
     let first = cluster.nodes.iter().filter(may_lead).find(chosen);
+    if first.is_some_and(|first| runs(observed, first)) {
+        return beside(draft, cluster, stopped);
+    }
     let Some((node, on)) = stopped.iter().find(|(node, _)| Some(*node) == first) else { return };
     if seen.keys().leader.is_some() {
         return;
@@ -246,6 +249,22 @@ fn bootstrap(
     draft.steps.push(Step::new(PostgresAction::StartPatroni { machine, data }, Reason::Missing));
 }
 
+fn runs(observed: &Observed, node: &Node) -> bool {
+    self::node(observed, &node.name).is_some_and(|on| on.service.state == ServiceState::Running)
+}
+
+/// While the first node makes the cluster, the others start: they copy its data as soon as there is some.
+fn beside(draft: &mut Draft<'_>, cluster: &Postgres, stopped: &[(&Node, &PostgresOnMachine)]) {
+    for (node, _) in stopped.iter().filter(|(_, on)| on.data == PgData::Empty) {
+        // A member that is away, or that is closed to clients still, is there for them as soon as there is data.
+        if accepted_everywhere(cluster, draft.observed, &draft.view, &node.name).is_ok() {
+            let machine = node.name.clone();
+            let action = PostgresAction::StartPatroni { machine, data: PgStart::Beside };
+            draft.steps.push(Step::new(action, Reason::Missing));
+        }
+    }
+}
+
 /// Has running nodes take up what is written, one at a time, the primary last.
 pub(super) fn take_up(draft: &mut Draft<'_>) -> Report {
     let desired = draft.desired;
@@ -258,14 +277,12 @@ pub(super) fn take_up(draft: &mut Draft<'_>) -> Report {
         let primary = seen.primary();
         let late = |node: &&Node| {
             let on = self::node(draft.observed, &node.name);
-            on.is_some_and(|on| {
-                let differs = on.written.as_ref().map(|file| &file.digest) != on.taken_up.as_ref().map(|f| &f.digest);
-                let differs = differs || on.presents_others();
-                on.service.state == ServiceState::Running && on.node.is_ok() && on.written.is_some() && differs
-            })
+            on.is_some_and(|on| on.service.state == ServiceState::Running && on.node.is_ok() && on.is_outdated())
         };
         let mut late: Vec<&Node> = cluster.nodes.iter().filter(late).collect();
-        late.sort_by_key(|node| primary == Some(node.patroni_name.as_str()));
+        // One that receives nothing may need what is written to receive something.
+        let receives = |node: &Node| seen.node(&node.patroni_name).is_some_and(|facts| facts.streaming);
+        late.sort_by_key(|node| (primary == Some(node.patroni_name.as_str()), receives(node)));
         if let Some(node) = late.first() {
             let action = PostgresAction::ReloadPatroni { machine: node.name.clone() };
             let renewed = self::node(draft.observed, &node.name).is_some_and(PostgresOnMachine::presents_others);

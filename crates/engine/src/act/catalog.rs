@@ -1,7 +1,8 @@
 //! A step on roles and databases of a PostgreSQL cluster → the agent of its primary, which checks that it is one.
 
 use raftsman_api::v1::{
-    DatabaseEntry, DropPostgresRoleRequest, PostgresRoleSettings, SetDatabaseRequest, SetPostgresRoleRequest,
+    DatabaseEntry, DropPostgresRoleRequest, PostgresRoleSettings, SetDatabaseRequest, SetNodePasswordRequest,
+    SetPostgresRoleRequest,
 };
 use raftsman_core::action::Account;
 use raftsman_core::observed::{CatalogRole, RoleAttribute};
@@ -40,6 +41,16 @@ impl Executor<'_> {
         let request = SetPostgresRoleRequest { settings: Some(settings), verifier };
         self.primary(cluster).await?.set_postgres_role(self.stamped(request)).await?;
         Ok(())
+    }
+
+    /// PostgreSQL first, then the state: where the second is not seen, both are done again.
+    pub(super) async fn set_node_password(self, cluster: &Name, role: &str) -> Result<(), ActError> {
+        let of = self.postgres(cluster)?;
+        let password = self.cluster().role_password(of, role)?.ok_or_else(|| not_in_file(cluster, role))?;
+        let verifier = scram::verifier(&password).map_err(|_| StackError::from(SecretError::Random))?;
+        let request = SetNodePasswordRequest { role: role.to_owned(), verifier };
+        self.primary(cluster).await?.set_node_password(self.stamped(request)).await?;
+        Ok(self.cluster().keep_node_password(self.lock, of, role, &password).await?)
     }
 
     pub(super) async fn drop_postgres_role(self, cluster: &Name, role: &str) -> Result<(), ActError> {

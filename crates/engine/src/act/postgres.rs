@@ -74,6 +74,7 @@ pub(super) async fn act(executor: Executor<'_>, action: &PostgresAction, now: Ti
         PostgresAction::SetPostgresRole { cluster, role, account } => {
             executor.set_postgres_role(cluster, role, *account).await
         }
+        PostgresAction::SetNodePassword { cluster, role } => executor.set_node_password(cluster, role).await,
         PostgresAction::DropPostgresRole { cluster, role } => executor.drop_postgres_role(cluster, role).await,
         PostgresAction::SetDatabase { cluster, database } => executor.set_database(cluster, database).await,
     }
@@ -174,7 +175,7 @@ impl Executor<'_> {
     async fn start_patroni(self, machine: &Name, data: PgStart) -> Result<(), ActError> {
         let (cluster, _) = self.node(machine)?;
         let (data, system_id) = match data {
-            PgStart::Bootstrap => (DataState::Empty, 0),
+            PgStart::Bootstrap | PgStart::Beside => (DataState::Empty, 0),
             PgStart::Join(SystemId(system)) => (DataState::Empty, system),
             PgStart::Own(SystemId(system)) => (DataState::Present, system),
         };

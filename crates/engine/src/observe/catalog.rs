@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use futures::future::join_all;
 use raftsman_api::v1;
 use raftsman_core::desired::Postgres;
-use raftsman_core::observed::{Catalog, CatalogDatabase, CatalogRole, Observed, Password, PostgresView, RoleAttribute};
+use raftsman_core::observed::{
+    Catalog, CatalogDatabase, CatalogRole, Observed, Password, PostgresView, RoleAttribute, is_reserved,
+};
 use raftsman_core::spec::Name;
 use secrecy::{ExposeSecret as _, SecretString};
 
@@ -50,10 +52,15 @@ impl Observer {
     }
 
     async fn understand(&self, cluster: &Postgres, reply: v1::ReadCatalogReply) -> Catalog {
+        // Nodes are given what the state has.
+        let unkept = self.cluster.unkept_node_passwords(cluster).await;
         let mut compared = self.compared.lock().await;
         let mut role = |entry: v1::PostgresRoleEntry| {
             let settings = entry.settings.clone().unwrap_or_default();
-            let password = self.password(cluster, &settings.name, &entry, &mut compared);
+            let password = match self.password(cluster, &settings.name, &entry, &mut compared) {
+                Password::Right if unkept.contains(&settings.name.as_str()) => Password::Other,
+                password => password,
+            };
             let attributes = [
                 (RoleAttribute::Login, settings.login),
                 (RoleAttribute::Createdb, settings.createdb),
@@ -96,6 +103,8 @@ impl Observer {
         }
         let wanted = match self.cluster.role_password(cluster, role) {
             Ok(Some(wanted)) => wanted,
+            // What raftsman has made itself is not looked at.
+            Ok(None) if is_reserved(role) => return Password::Untried,
             Ok(None) => return Password::Other,
             Err(error) => return Password::Unknown(crate::error_chain(&error)),
         };

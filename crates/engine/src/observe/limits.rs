@@ -37,7 +37,8 @@ fn known(call: &str) -> Option<Limit> {
         "RestartProgram" | "StopProgram" => Limit { prompt: false, ..prompt(POSTGRES) },
         "SetFirewall" | "Deliver" | "Leave" => prompt(SYSTEM),
         "ConfigurePatroni" | "LogInToEtcd" => prompt(WRITE),
-        "SetPatroni" | "ReinitializeNode" | "SetPostgresRole" | "DropPostgresRole" | "SetDatabase" => prompt(SYSTEM),
+        "SetPatroni" | "ReinitializeNode" | "SetPostgresRole" | "SetNodePassword" | "DropPostgresRole"
+        | "SetDatabase" => prompt(SYSTEM),
         // Patroni answers when it is done.
         "RestartPostgres" | "SwitchOver" => Limit { prompt: false, ..prompt(POSTGRES) },
         "Measure" => prompt(MEASURE),

@@ -209,6 +209,8 @@ impl Reported {
             started_with: node.started_with.iter().map(host).collect::<Result<_, String>>()?,
             trust: given(node.etcd_trust_digest),
             secrets,
+            // A record of an agent before this one does not say it.
+            other_secrets: !node.running_secrets_stamp.is_empty() && node.running_secrets_stamp != node.secrets_stamp,
             certificates,
             presented,
             service: agent::process(program.service.ok_or("nothing about Patroni's process")?)?,

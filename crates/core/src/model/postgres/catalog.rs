@@ -3,7 +3,7 @@
 use super::super::World;
 use super::super::effects::Impossible;
 use crate::desired::{Postgres, Stack};
-use crate::observed::{Catalog, CatalogDatabase, CatalogRole, RoleAttribute};
+use crate::observed::{Catalog, CatalogDatabase, CatalogRole, Password, RoleAttribute};
 use crate::spec::Name;
 
 impl World {
@@ -45,6 +45,13 @@ impl World {
         }
         let needed = catalog.roles.get(role).is_some_and(|has| has.needed);
         catalog.roles.insert(role.to_owned(), CatalogRole { needed, ..CatalogRole::from(wanted) });
+        Ok(())
+    }
+
+    pub(super) fn set_node_password(&mut self, cluster: &Name, role: &str) -> Result<(), Impossible> {
+        if let Some(has) = self.catalog_of(cluster)?.roles.get_mut(role) {
+            has.password = Password::Right;
+        }
         Ok(())
     }
 

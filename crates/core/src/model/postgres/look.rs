@@ -44,6 +44,7 @@ impl World {
             started_with: process.map(|process| process.started_with.clone()).unwrap_or_default(),
             trust: node.trust.clone(),
             secrets: Delivery::Current,
+            other_secrets: false,
             certificates: node.certificates.clone(),
             presented: process.map(|process| process.presented.clone()).unwrap_or_default(),
             service: Service {

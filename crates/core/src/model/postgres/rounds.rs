@@ -276,7 +276,10 @@ impl<'w> Round<'w> {
         if self.etcd.is_none() || self.keys().is_some_and(|keys| keys.system.is_some()) {
             return;
         }
-        let empty = |name: &&String| self.writes(name) && self.node(name).is_some_and(|n| n.data == PgData::Empty);
+        let may = |node: &PostgresModel| {
+            node.data == PgData::Empty && node.node.as_ref().is_some_and(|node| !node.tags.is_never_primary())
+        };
+        let empty = |name: &&String| self.writes(name) && self.node(name).is_some_and(may);
         let Some(first) = self.nodes.keys().find(empty).cloned() else { return };
         let now = self.world.now;
         self.world.made += 1;

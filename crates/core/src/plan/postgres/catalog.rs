@@ -34,6 +34,31 @@ pub(in crate::plan) fn manage(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
+/// Changes the passwords that nodes log in with. Those who are connected stay so, and one that connects anew is not let in
+/// until it has taken the new password up: so files of nodes follow at once.
+pub(in crate::plan) fn change_node_passwords(draft: &mut Draft<'_>) -> Report {
+    let (desired, observed) = (draft.desired, draft.observed);
+    for cluster in &desired.postgres {
+        let Some(Ok(catalog)) = observed.postgres.get(&cluster.name).and_then(|seen| seen.catalog.as_ref()) else {
+            continue;
+        };
+        for role in cluster.node_passwords() {
+            let reason = match catalog.roles.get(role).map(|has| &has.password) {
+                Some(Password::Other | Password::None) => Reason::OtherPassword,
+                Some(Password::Unknown(error)) => {
+                    draft.wait(Waiting::PasswordUnknown { user: role.to_owned(), error: error.clone() });
+                    continue;
+                }
+                Some(Password::Right | Password::Untried) | None => continue,
+            };
+            let action = PostgresAction::SetNodePassword { cluster: cluster.name.clone(), role: role.to_owned() };
+            draft.steps.push(Step::new(action, reason));
+            return Report::Looked;
+        }
+    }
+    Report::Looked
+}
+
 fn of_one(draft: &mut Draft<'_>, cluster: &Postgres, catalog: &Catalog) {
     for phase in [set_roles, set_databases, drop_roles] {
         let (steps, waiting) = phase(cluster, catalog);

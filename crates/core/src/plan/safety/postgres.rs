@@ -10,7 +10,9 @@ use super::{Case, Cost, Refusal, otherwise};
 use crate::action::{PgStart, PostgresAction};
 use crate::desired::{Node, PARAMETERS, Postgres};
 use crate::ledger::Mode;
-use crate::observed::{NodeRole, PgData, PostgresOnMachine, PostgresView, ServiceState, SystemId, TrustDomain};
+use crate::observed::{
+    NodeFacts, NodeRole, PgData, PostgresOnMachine, PostgresView, ServiceState, SystemId, TrustDomain,
+};
 use crate::plan::situation::is_open;
 use crate::plan::situation::postgres::{
     RESTART_PAUSE_MS, SWITCHOVER_PAUSE_MS, accepted_everywhere, furthest, has_user, is_certified, is_fronted,
@@ -59,12 +61,16 @@ pub(super) fn judge(case: &Case<'_>, action: &PostgresAction) -> Result<Cost, Re
         }
         PostgresAction::StartPatroni { machine, data } => start(case, machine, *data),
         PostgresAction::ReloadPatroni { machine } => {
-            let (cluster, _) = of_file(case, machine)?;
+            let (cluster, node) = of_file(case, machine)?;
             if on(case, machine)?.written.is_none() {
                 return Err(Refusal::NotSeen("Patroni's file"));
             }
             login(case.desired, cluster, case.observed, case.view, machine, None, None)?;
-            settled(case, cluster, None)?;
+            // A standby that receives nothing takes nothing away, and what is written may be what it lacks.
+            let name = node.patroni_name.as_str();
+            let idle = |facts: &NodeFacts| facts.role == NodeRole::Replica && !facts.streaming;
+            let idle = seen(cluster, case.observed)?.node(name).is_some_and(idle);
+            settled(case, cluster, Some(name).filter(|_| idle))?;
             Ok(case.unharmed)
         }
         PostgresAction::RestartPatroni { machine, .. } => {
@@ -94,6 +100,7 @@ pub(super) fn judge(case: &Case<'_>, action: &PostgresAction) -> Result<Cost, Re
         PostgresAction::SetPatroni { cluster, set } => set_patroni(case, cluster, set),
         PostgresAction::SetPostgresRole { .. }
         | PostgresAction::DropPostgresRole { .. }
+        | PostgresAction::SetNodePassword { .. }
         | PostgresAction::SetDatabase { .. } => catalog::judge(case, action),
     }
 }
@@ -153,6 +160,10 @@ fn start(case: &Case<'_>, machine: &Name, data: PgStart) -> Result<Cost, Refusal
             bootstrap(case, cluster, machine, &seen)?;
             accepted_everywhere(cluster, case.observed, case.view, machine)?;
         }
+        (PgStart::Beside, PgData::Empty) => {
+            beside(case, cluster, machine)?;
+            accepted_everywhere(cluster, case.observed, case.view, machine)?;
+        }
         (PgStart::Join(wanted), PgData::Empty) => {
             the_same(wanted, system(cluster, case.observed))?;
             if seen.primary().is_none() {
@@ -164,7 +175,10 @@ fn start(case: &Case<'_>, machine: &Name, data: PgStart) -> Result<Cost, Refusal
             the_same(wanted, system(cluster, case.observed))?;
             first_after_a_rebuild(case, cluster, machine, &seen)?;
         }
-        (PgStart::Bootstrap | PgStart::Join(_), PgData::Present { .. } | PgData::Unreadable { .. })
+        (
+            PgStart::Bootstrap | PgStart::Beside | PgStart::Join(_),
+            PgData::Present { .. } | PgData::Unreadable { .. },
+        )
         | (PgStart::Own(_), PgData::Empty | PgData::Unreadable { .. }) => {
             return Err(otherwise("the data directory is not as expected"));
         }
@@ -196,6 +210,22 @@ fn bootstrap(case: &Case<'_>, cluster: &Postgres, machine: &Name, seen: &Postgre
         }
     }
     Ok(())
+}
+
+/// While a node makes the cluster, others may start: Patroni lets one of them make it, by a key that is made once in etcd.
+fn beside(case: &Case<'_>, cluster: &Postgres, machine: &Name) -> Result<(), Refusal> {
+    if system(cluster, case.observed).is_some() {
+        return Err(otherwise("the cluster exists already: its data is copied"));
+    }
+    let started = &case.observed.ledger.of_postgres(&cluster.name).started;
+    let runs = |name: &&Name| {
+        let node = node(case.observed, name);
+        *name != machine && node.is_some_and(|node| node.service.state == ServiceState::Running)
+    };
+    match started.keys().any(|name| runs(&name)) {
+        true => Ok(()),
+        false => Err(otherwise("no node makes the cluster")),
+    }
 }
 
 /// After the etcd beneath was built anew, the node with the most data starts first and alone, if etcd lets it lead.

@@ -38,6 +38,17 @@ pub(super) fn judge(case: &Case<'_>, action: &PostgresAction) -> Result<Cost, Re
                 false => Err(otherwise("there is no such role")),
             }
         }
+        // It waits for no standby: without it, one may not be let in.
+        PostgresAction::SetNodePassword { cluster, role } => {
+            let cluster = named(case, cluster)?;
+            if cluster.node_password(role).is_none() {
+                return Err(otherwise("the file has no password of this role"));
+            }
+            match crate::plan::situation::postgres::seen(cluster, case.observed)?.primary() {
+                Some(_) => Ok(case.unharmed),
+                None => Err(Refusal::NotSeen("the primary")),
+            }
+        }
         PostgresAction::SetDatabase { cluster, database } => {
             let (cluster, catalog) = seen(case, cluster)?;
             let wanted = cluster.section.databases.as_ref().and_then(|databases| databases.get(database));
