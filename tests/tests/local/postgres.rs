@@ -1,6 +1,6 @@
 //! A file with a PostgreSQL cluster → a stack on this computer: brought up, used by clients, changed, and gone again.
 
-use std::process::Command;
+use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use raftsman_tests::dice::Dice;
@@ -265,6 +265,19 @@ fn roles_and_databases_are_those_of_the_file(stack: &Stack<'_>) {
     stack.apply();
     lab.nothing_to_do();
     assert_eq!(stack.ask("select count(*) from pg_database where datname = 'theirs'"), "1", "no database is removed");
+
+    // One that nothing belongs to is gone, and so are its sessions.
+    let login = format!("host={host} user=audit dbname=shop password=another-secret sslmode=require");
+    let mut session = Command::new(postgres_dir().join("bin/psql"));
+    session.args(["-X", "-c", "select pg_sleep(600)", "-d", &login]).stdout(Stdio::null()).stderr(Stdio::null());
+    let mut session = session.spawn().expect("psql runs");
+    let sessions = "select count(*) from pg_stat_activity where usename = 'audit'";
+    eventually("a session", || (stack.ask(sessions) == "1").then_some(()));
+    let audit = lab.file().lines().find(|line| line.trim_start().starts_with("audit:")).expect("a role").to_owned();
+    lab.write_file(&lab.file().replace(&format!("{audit}\n"), "").replace("users: [shop, audit]", "users: [shop]"));
+    stack.apply();
+    assert!(!session.wait().expect("it ends").success());
+    lab.nothing_to_do();
 
     // No log has a password, or what one is checked by.
     for node in stack.nodes() {

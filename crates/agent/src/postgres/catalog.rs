@@ -149,17 +149,15 @@ impl Catalog {
         within(async {
             let mut client = self.primary().await?;
             let change = client.transaction().await?;
-            if !exists(&change, role).await? {
-                return Ok(());
-            }
+            let found = format!("SELECT r.oid, {NEEDED} FROM pg_authid r WHERE r.rolname = $1");
+            let Some(found) = change.query_opt(&found, &[&role]).await? else { return Ok(()) };
+            let (id, needed): (u32, bool) = (found.try_get(0)?, found.try_get(1)?);
             let name = escape_identifier(role);
-            let needed = format!("SELECT {NEEDED} FROM pg_authid r WHERE r.rolname = $1");
-            let needed: bool = change.query_one(&needed, &[&role]).await?.try_get(0)?;
             let removed = if needed { format!("ALTER ROLE {name} NOLOGIN") } else { format!("DROP ROLE {name}") };
             change.batch_execute(&removed).await?;
             change.commit().await?;
-            // Those that logged in before: another one cannot follow.
-            client.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usename = $1", &[&role]).await?;
+            // Those that logged in before: another one cannot follow. Their role may have no name any more.
+            client.query("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE usesysid = $1", &[&id]).await?;
             Ok(())
         })
         .await
