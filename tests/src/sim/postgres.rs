@@ -110,6 +110,7 @@ pub(super) fn happens(dice: &mut Dice, desired: &Stack, world: &mut World, name:
         0..3 => node.kill_patroni(),
         3..5 => node.kill_server(),
         5..8 => node.kill(),
+        8 if dice.one_in(4) => node.minor += 1,
         8..10 => node.cut_from_etcd = !node.cut_from_etcd,
         10..12 => node.cut_from_nodes = !node.cut_from_nodes,
         12 => node.rest_silent = !node.rest_silent,
@@ -349,6 +350,19 @@ fn number(parameters: &BTreeMap<String, String>, name: &str) -> Option<i64> {
     parameters.get(name).and_then(|value| value.trim_matches('"').parse().ok())
 }
 
+/// Whether this machine alone has what was acknowledged.
+fn last_copy(world: &World, machine: &Name) -> Option<(&'static str, String)> {
+    let own = &world.machines.get(machine)?.postgres;
+    let cluster = &own.node.as_ref()?.cluster;
+    let truth = world.postgres.get(cluster)?;
+    let complete = |node: &PostgresModel| {
+        node.position().is_some_and(|(of, position)| of >= truth.timeline && position >= truth.acknowledged)
+    };
+    let alone =
+        complete(own) && !nodes(world, cluster).into_iter().any(|(name, node)| name != machine && complete(node));
+    alone.then(|| ("no machine goes with the last copy", format!("{machine} of {cluster}")))
+}
+
 /// The rule that this step breaks, judged before it is done.
 pub(super) fn broken(
     memory: &Memory,
@@ -364,6 +378,7 @@ pub(super) fn broken(
         }
     }
     match action {
+        Action::Machine(MachineAction::DeleteMachine { machine }) => last_copy(world, machine),
         Action::User(UserAction::DeleteUser { user }) => in_use(desired, world, user),
         Action::User(UserAction::SetUser { user, account, revoke, .. }) => {
             (account.replaces_password() || !revoke.is_empty()).then(|| in_use(desired, world, user)).flatten()
@@ -627,6 +642,9 @@ pub(super) fn unfinished(desired: &Stack, world: &World) -> Option<String> {
             let digest = cluster.patroni_file(wanted, &hosts, user).digest;
             if process.taken_up.digest != digest || process.version != cluster.patroni || node.pending_restart() {
                 return Some(format!("{} does not run as the file says", wanted.name));
+            }
+            if node.server.as_ref().is_some_and(|server| server.minor != node.minor) {
+                return Some(format!("{} runs an older minor version", wanted.name));
             }
         }
         for (name, machine) in world.machines.iter().filter(|(_, machine)| machine.exists) {

@@ -7,11 +7,13 @@ use std::collections::BTreeSet;
 
 use insta::assert_snapshot;
 use jiff::Timestamp;
-use raftsman_core::action::{Account, Action, AuthAction, EtcdAction, PgStart, PostgresAction, UserAction};
+use raftsman_core::action::{
+    Account, Action, AuthAction, EtcdAction, MachineAction, PgStart, PostgresAction, UserAction,
+};
 use raftsman_core::desired::{Stack, UserSlot};
 use raftsman_core::model::World;
 use raftsman_core::observed::{
-    Agent, Fact, NodeFacts, NodeRole, Observed, PgData, PostgresObserved, PostgresOnMachine,
+    Agent, Fact, NodeFacts, NodeRole, Observed, PgData, PostgresObserved, PostgresOnMachine, Power,
 };
 use raftsman_core::plan::{Plan, WaitKind, safety};
 use raftsman_core::spec::Name;
@@ -129,6 +131,49 @@ fn others_start_while_the_first_node_makes_the_cluster() {
     ~ pg: PostgreSQL does not run on pg-2
     done
     ");
+}
+
+/// Debian's package manager upgrades it on each machine; PostgreSQL goes on with what it was started from.
+#[test]
+fn the_package_is_upgraded() {
+    let mut scene = settled(standing(&[], THREE));
+    scene.world.machines.get_mut(&Name::fixed("pg-3")).expect("a machine").postgres.minor = 12;
+    assert_snapshot!(to_the_end(&mut scene), @"
+    * restart postgresql pg-3: 17.11 → 17.12; 1 1 1, copies 1 1 1
+    done
+    ");
+    for machine in scene.world.machines.values_mut() {
+        machine.postgres.minor = 13;
+    }
+    assert_snapshot!(to_the_end(&mut scene), @"
+    * restart postgresql pg-3: 17.12 → 17.13; 1 1 1, copies 1 1 1
+    * restart postgresql pg-2: 17.11 → 17.13; 1 1 1, copies 1 0 1
+    * switch over pg: pg-1 restarts next; 1 1 1, copies 1 - 1, switchover
+    done
+    ");
+}
+
+/// All nodes are replaced, and the only one with data loses its power before another has copied it.
+#[test]
+fn no_machine_goes_with_the_last_copy() {
+    let listed = |numbers: [u8; 3]| {
+        let one = |number: u8| format!("{{ name: pg-{number}, address: 127.0.42.{} }}", 120 + number);
+        format!("nodes: [{}]", numbers.map(one).join(", "))
+    };
+    let mut scene = settled(standing(&[], &[&listed([1, 2, 3])]));
+    scene.desired = standing(&[], &[&listed([5, 6, 7])]);
+    for number in 1..=3 {
+        let name = Name::parse(&format!("pg-{number}")).expect("a name");
+        let machine = scene.world.machines.get_mut(&name).expect("a machine");
+        machine.postgres.kill();
+        (machine.power, machine.agent_up) = (Power::Stopped, false);
+    }
+    let output = to_the_end(&mut scene);
+    assert!(!output.contains("delete machine"), "{output}");
+    let end = "waits: pg: it has no primary\nwaits: pg: Patroni on pg-1 does not answer\n";
+    assert!(output.ends_with(end), "{output}");
+    let delete = MachineAction::DeleteMachine { machine: Name::fixed("pg-1") };
+    assert_eq!(judged(&scene, delete), "pg: it has no primary");
 }
 
 #[test]

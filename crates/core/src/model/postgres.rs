@@ -29,6 +29,9 @@ use crate::spec::{Name, PatroniVersion, PostgresVersion};
 
 use keys::{Parameters, Settings};
 
+/// The minor version that a source has at first, where the file demands none.
+const MINOR: u32 = 11;
+
 /// PostgreSQL and Patroni on one machine: the ground truth.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PostgresModel {
@@ -60,6 +63,8 @@ pub struct PostgresModel {
     pub synchronous: BTreeSet<String>,
     /// For so many of them.
     pub waits_for: u32,
+    /// The minor version of PostgreSQL's programs on the disk.
+    pub minor: u32,
     /// Its packets to etcd are lost.
     pub cut_from_etcd: bool,
     /// Its packets to the other nodes are lost.
@@ -149,6 +154,8 @@ pub struct Server {
     pub streaming: bool,
     /// The parameters that it was started with, of those that only a start changes.
     pub parameters: Parameters,
+    /// The minor version of the programs that it was started from.
+    pub minor: u32,
 }
 
 /// What is true of a PostgreSQL cluster, wherever it is kept.
@@ -183,6 +190,7 @@ impl Default for PostgresModel {
             server: None,
             synchronous: BTreeSet::new(),
             waits_for: 0,
+            minor: MINOR,
             cut_from_etcd: false,
             cut_from_nodes: false,
             rest_silent: false,
@@ -191,8 +199,8 @@ impl Default for PostgresModel {
 }
 
 impl Server {
-    fn new(role: NodeRole, parameters: Parameters) -> Self {
-        Self { role, starting: 1, streaming: false, parameters }
+    fn new(role: NodeRole, parameters: Parameters, minor: u32) -> Self {
+        Self { role, starting: 1, streaming: false, parameters, minor }
     }
 
     /// Whether it has finished starting.
@@ -493,9 +501,9 @@ impl World {
         let cluster = cluster.ok_or_else(|| Impossible(format!("{name} is no node")))?;
         let parameters = self.parameters_for(&cluster, name, role);
         let restarted = &mut self.claimed(name)?.postgres;
-        let runs = restarted.process.is_some();
+        let (runs, minor) = (restarted.process.is_some(), restarted.minor);
         match restarted.server.as_mut().filter(|server| runs && server.role == role) {
-            Some(server) => *server = Server::new(role, parameters),
+            Some(server) => *server = Server::new(role, parameters, minor),
             None => return Err(Impossible(format!("{name} is not what it was"))),
         }
         Ok(())
@@ -573,7 +581,7 @@ impl World {
     /// PostgreSQL becomes a standby: it is restarted for that.
     fn demote(&mut self, name: &Name) {
         let Some(node) = self.machines.get_mut(name).map(|machine| &mut machine.postgres) else { return };
-        node.server = Some(Server::new(NodeRole::Replica, keys::parameters(&node.settings())));
+        node.server = Some(Server::new(NodeRole::Replica, keys::parameters(&node.settings()), node.minor));
         node.process.iter_mut().for_each(|process| process.failsafe = false);
     }
 

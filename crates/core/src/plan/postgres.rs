@@ -13,8 +13,8 @@ use super::etcd::CRASHES;
 use super::report::{Because, Report};
 use super::safety::{Case, Refusal, interlock};
 use super::situation::postgres::{
-    accepted_everywhere, furthest, has_user, is_certified, is_rolled_back, knows_the_settings, machines as machines_of,
-    node, stands, strong, system,
+    accepted_everywhere, furthest, has_no_last_copy, has_user, is_certified, is_rolled_back, knows_the_settings,
+    machines as machines_of, node, stands, strong, system,
 };
 use super::{Draft, PostgresWaiting, Reason, Step, Waiting, agents, machines, members};
 use crate::action::{PgStart, PostgresAction};
@@ -362,7 +362,13 @@ pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
             Some(on) if on.service.state != ServiceState::Stopped => {
                 Some(Step::new(PostgresAction::StopPatroni { machine }, Reason::NotInFile))
             }
-            Some(_) | None => members::discard(draft, &machine),
+            Some(_) | None => match has_no_last_copy(desired, observed, &machine) {
+                Ok(()) => members::discard(draft, &machine),
+                Err(waiting) => {
+                    draft.wait(waiting.into());
+                    None
+                }
+            },
         };
         draft.steps.extend(step);
         return Report::Looked;

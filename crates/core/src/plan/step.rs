@@ -8,7 +8,7 @@ use crate::action::Action;
 use crate::backup::FullName;
 use crate::observed::{Copies, Tolerance, size};
 use crate::render::changes::Change;
-use crate::spec::{EtcdVersion, Name};
+use crate::spec::{EtcdVersion, Name, PostgresVersion};
 use crate::versions::Line;
 
 /// One step of a plan.
@@ -89,6 +89,13 @@ pub enum Reason {
         from: EtcdVersion,
         /// The version that follows.
         to: EtcdVersion,
+    },
+    /// The package of PostgreSQL was upgraded.
+    PostgresVersion {
+        /// What runs.
+        from: PostgresVersion,
+        /// What is installed.
+        to: PostgresVersion,
     },
     /// The members' logs may hold requests of this line, which the next version does not read.
     OldRequests {
@@ -253,6 +260,7 @@ impl fmt::Display for Reason {
             Self::OtherAgent { from, to } => write!(f, "{from} → {to}"),
             Self::NotMeasured => f.write_str("heartbeat and election are derived from it"),
             Self::Version { from, to } => write!(f, "{from} → {to}"),
+            Self::PostgresVersion { from, to } => write!(f, "{from} → {to}"),
             Self::OldRequests { line } => write!(f, "temporarily: the log holds requests of {line}"),
             Self::Unwanted { version } => write!(f, "to {version}, which is not in the file"),
             Self::AuthOn => f.write_str("auth is on"),

@@ -16,9 +16,6 @@ use crate::observed::{
 };
 use crate::spec::{Name, PostgresVersion};
 
-/// The minor version that a source has where the file demands none.
-const MINOR: u32 = 11;
-
 impl World {
     /// What the agent of this machine reports of PostgreSQL; nothing where the stack has none.
     pub(in crate::model) fn observe_node(
@@ -32,13 +29,13 @@ impl World {
             return None;
         }
         let wanted = desired.node(name).map(|(cluster, _)| cluster.version);
-        let version = wanted.or(node.node.as_ref().map(|node| node.version)).map(installed);
+        let version = wanted.or(node.node.as_ref().map(|node| node.version));
         let process = node.process.as_ref();
         let running = node.service == ServiceState::Running;
         Some(PostgresOnMachine {
             patroni: node.patroni.iter().map(|version| (*version, String::new())).collect(),
             running_patroni: process.map(|process| process.version),
-            installed: version,
+            installed: version.map(|version| with_minor(version, node.minor)),
             written: node.written.clone(),
             taken_up: process.map(|process| process.taken_up.clone()),
             started_with: process.map(|process| process.started_with.clone()).unwrap_or_default(),
@@ -158,9 +155,9 @@ impl World {
     }
 }
 
-/// A version on a disk has a minor version.
-fn installed(version: PostgresVersion) -> PostgresVersion {
-    PostgresVersion { minor: version.minor.or(Some(MINOR)), ..version }
+/// A version on a disk, or that runs, has a minor version.
+fn with_minor(version: PostgresVersion, minor: u32) -> PostgresVersion {
+    PostgresVersion { minor: version.minor.or(Some(minor)), ..version }
 }
 
 /// The settings that wait for a restart of PostgreSQL.
@@ -206,7 +203,7 @@ fn facts(node: &PostgresModel, version: Option<PostgresVersion>) -> Result<NodeF
         pending: pending(node),
         dcs_seen: Timestamp::from_second(process.dcs_seen.as_second()).unwrap_or(process.dcs_seen),
         patroni: process.version,
-        server: version.filter(|_| up.is_some()),
+        server: version.zip(up).map(|(version, server)| with_minor(version, server.minor)),
     })
 }
 
@@ -245,6 +242,7 @@ impl PostgresModel {
             streaming: facts.streaming,
             parameters: running(&parameters, facts),
             role: facts.role,
+            minor: facts.server.and_then(|version| version.minor).unwrap_or_default(),
         });
         let data = match (&seen.data, answer.and_then(|facts| Some((facts.system?, facts.timeline?, facts.position?))))
         {
@@ -297,6 +295,7 @@ impl PostgresModel {
             server,
             synchronous: keys.map(|keys| keys.sync.standbys.clone()).unwrap_or_default(),
             waits_for,
+            minor: seen.installed.and_then(|version| version.minor).unwrap_or_default(),
             ..Self::default()
         }
     }

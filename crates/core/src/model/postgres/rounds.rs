@@ -288,7 +288,8 @@ impl<'w> Round<'w> {
         let settings = node.node.as_ref().map(|node| Arc::clone(&node.settings)).unwrap_or_default();
         node.data = PgData::Present { system, timeline: 1, position: 1 };
         node.had_data = true;
-        node.server = Some(Server { starting: 0, ..Server::new(NodeRole::Primary, keys::parameters(&settings)) });
+        node.server =
+            Some(Server { starting: 0, ..Server::new(NodeRole::Primary, keys::parameters(&settings), node.minor) });
         (node.synchronous, node.waits_for) = (BTreeSet::new(), u32::from(keys::is_strict(&settings)));
         let known = Known { settings: Arc::clone(&settings), ..Known::default() };
         node.process.iter_mut().for_each(|process| process.known = known.clone());
@@ -314,7 +315,7 @@ impl<'w> Round<'w> {
             let Some(machine) = self.nodes.get(&name) else { continue };
             let parameters = self.world.parameters_for(&self.cluster, machine, role);
             if let Some(node) = self.node_mut(&name) {
-                node.server = Some(Server::new(role, parameters));
+                node.server = Some(Server::new(role, parameters, node.minor));
             }
         }
     }
@@ -426,7 +427,7 @@ impl<'w> Round<'w> {
                     node.data = PgData::Present { system: *system, timeline: *timeline, position };
                     node.had_data = true;
                     let parameters = keys::at_least(keys::parameters(&node.settings()), parameters);
-                    node.server = Some(Server::new(NodeRole::Replica, parameters));
+                    node.server = Some(Server::new(NodeRole::Replica, parameters, node.minor));
                 }
                 continue;
             }

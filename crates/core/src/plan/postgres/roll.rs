@@ -98,8 +98,17 @@ pub(in crate::plan) fn roll(draft: &mut Draft<'_>) -> Report {
             let on = self::node(observed, &node.name);
             on.is_some_and(|on| on.running_patroni.is_some_and(|running| running != cluster.patroni))
         };
+        // The package was upgraded: PostgreSQL goes on with the programs that it was started from.
+        let upgraded = |node: &Node| {
+            let runs = seen.node(&node.patroni_name)?.server?;
+            let installed = self::node(observed, &node.name)?.installed?;
+            (installed.major == runs.major && installed.minor.is_some() && runs.minor.is_some())
+                .then_some((runs, installed))
+                .filter(|(runs, installed)| runs.minor != installed.minor)
+        };
         let waits = |node: &Node| seen.node(&node.patroni_name).is_some_and(|facts| facts.pending_restart);
-        let due: Vec<&Node> = cluster.nodes.iter().filter(|node| waits(node) || outdated(node)).collect();
+        let due: Vec<&Node> =
+            cluster.nodes.iter().filter(|node| waits(node) || outdated(node) || upgraded(node).is_some()).collect();
         if due.is_empty() {
             continue;
         }
@@ -127,8 +136,12 @@ pub(in crate::plan) fn roll(draft: &mut Draft<'_>) -> Report {
         });
         let restart = |node: &Node, role| PostgresAction::RestartPostgres { machine: node.name.clone(), role };
         let first = due.iter().find(|node| leads(node)).filter(|_| lowered || cluster.nodes.len() == 1);
+        let why = |node: &Node| match upgraded(node).filter(|_| !waits(node)) {
+            Some((from, to)) => Reason::PostgresVersion { from, to },
+            None => Reason::Changed,
+        };
         if let Some(node) = first {
-            draft.steps.push(Step::new(restart(node, NodeRole::Primary), Reason::Changed));
+            draft.steps.push(Step::new(restart(node, NodeRole::Primary), why(node)));
             return Report::Looked;
         }
         let synchronous = seen.synchronous();
@@ -139,7 +152,7 @@ pub(in crate::plan) fn roll(draft: &mut Draft<'_>) -> Report {
                 true => PostgresAction::RestartPatroni { machine: node.name.clone(), version: cluster.patroni },
                 false => restart(node, NodeRole::Replica),
             };
-            draft.steps.push(Step::new(action, Reason::Changed));
+            draft.steps.push(Step::new(action, why(node)));
             return Report::Looked;
         }
         let Some(leader) = cluster.node_in_patroni(primary) else { return Report::Looked };

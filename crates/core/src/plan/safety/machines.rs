@@ -3,6 +3,7 @@
 use super::{Case, Cost, Refusal, otherwise};
 use crate::action::MachineAction;
 use crate::observed::{Agent, Fact, Power, ServiceState};
+use crate::plan::situation::postgres::has_no_last_copy;
 use crate::spec::Shape;
 
 pub(super) fn judge(case: &Case<'_>, action: &MachineAction) -> Result<Cost, Refusal> {
@@ -65,6 +66,7 @@ pub(super) fn judge(case: &Case<'_>, action: &MachineAction) -> Result<Cost, Ref
             if node.is_some_and(|node| node.service.state != ServiceState::Stopped) {
                 return Err(otherwise("PostgreSQL runs on it"));
             }
+            has_no_last_copy(case.desired, case.observed, machine)?;
             Ok(unharmed)
         }
     }

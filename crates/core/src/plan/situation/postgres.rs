@@ -7,7 +7,7 @@ use jiff::{SignedDuration, Timestamp};
 use crate::desired::{Behind, ClientAccess, Node, Postgres, Stack, UserSlot};
 use crate::observed::{
     Access, EtcdLogins, NodeFacts, NodePurpose, Observed, Password, PgData, PostgresOnMachine, PostgresView,
-    ServiceState, SystemId, Tolerance, View,
+    ServiceState, SystemId, Tolerance, Unsettled, View,
 };
 use crate::plan::PostgresWaiting;
 use crate::plan::users::{lacking, looked, newest};
@@ -91,6 +91,31 @@ pub(in crate::plan) fn furthest<'a>(cluster: &'a Postgres, observed: &'a Observe
         }
     }
     best.map(|(_, machine)| machine)
+}
+
+/// Whether a machine may go with what is on it: every acknowledged commit is on nodes that stay, as many as should have it.
+pub(in crate::plan) fn has_no_last_copy(
+    desired: &Stack,
+    observed: &Observed,
+    machine: &Name,
+) -> Result<(), PostgresWaiting> {
+    let started = |cluster: &&Postgres| observed.ledger.of_postgres(&cluster.name).started.contains_key(machine);
+    for cluster in desired.postgres.iter().filter(started).filter(|cluster| stands(cluster, observed)) {
+        if node(observed, machine).is_some_and(|on| on.data == PgData::Empty) {
+            continue;
+        }
+        let (seen, name) = (seen(cluster, observed)?, patroni_name(cluster, machine));
+        let unsettled = |why| PostgresWaiting::PostgresUnsettled { cluster: cluster.name.clone(), why };
+        if seen.primary().is_none_or(|primary| primary == name) {
+            return Err(unsettled(Unsettled::NoPrimary));
+        }
+        let streaming = seen.synchronous().into_iter().filter(|standby| *standby != name).count();
+        let (streaming, wanted) = (u32::try_from(streaming).unwrap_or(u32::MAX), cluster.synchronous_standbys());
+        if streaming < wanted {
+            return Err(unsettled(Unsettled::SynchronousMissing { streaming, wanted }));
+        }
+    }
+    Ok(())
 }
 
 /// The cluster, as etcd and its nodes show it.
