@@ -296,7 +296,7 @@ fn a_bad_file() {
 fn a_file_with_postgresql_clusters() {
     let lab = Lab::new(
         "fleet: lab\netcd:\n  main: { members: 3, version: 3.6.15, auth: { mode: password } }\n\
-         postgres:\n  app: { etcd: main, nodes: 3, roles: { app: { password: { file: app.password } } } }\n",
+         postgres:\n  app: { etcd: main, nodes: 3, superuser: { password: { file: p } } }\n",
     );
     let check = lab.run(&["check"]);
     assert_eq!(check.code, 1);

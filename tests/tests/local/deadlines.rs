@@ -25,7 +25,7 @@ const LONG: Duration = Duration::from_secs(45);
 
 /// Every action that goes to an agent, on this machine. Of those that need a store, a firewall or a new machine the calls
 /// are below.
-fn asked(machine: &Name, cluster: ClusterId) -> Vec<(Action, &'static str)> {
+fn asked(machine: &Name, cluster: ClusterId, digest: &str) -> Vec<(Action, &'static str)> {
     let version = EtcdVersion::parse("3.6.15").expect("a version");
     let machine = || machine.clone();
     vec![
@@ -36,7 +36,12 @@ fn asked(machine: &Name, cluster: ClusterId) -> Vec<(Action, &'static str)> {
         ),
         (Action::Pki(PkiAction::StoreTrust { machine: machine(), purpose: Purpose::Server }), "StoreTrust"),
         (
-            Action::Etcd(EtcdAction::ConfigureEtcd { machine: machine(), version, at: None, digest: String::new() }),
+            Action::Etcd(EtcdAction::ConfigureEtcd {
+                machine: machine(),
+                version,
+                at: None,
+                digest: digest.to_owned(),
+            }),
             "ConfigureEtcd",
         ),
         (Action::Machine(MachineAction::SetAccess { machine: machine(), digest: String::new() }), "SetAccess"),
@@ -85,6 +90,20 @@ fn called(agent: &AgentCalls) -> Vec<(&'static str, Duration, Said<'_>)> {
         ("SetFirewall", output(async move { agent().set_firewall(v1::SetFirewallRequest::default()).await })),
         ("Deliver", output(async move { agent().deliver(v1::DeliverRequest::default()).await })),
         ("SetBackups", output(async move { agent().set_backups(v1::SetBackupsRequest::default()).await })),
+        ("ReadCatalog", output(async move { agent().read_catalog(v1::ReadCatalogRequest::default()).await })),
+        (
+            "SetPostgresRole",
+            output(async move { agent().set_postgres_role(v1::SetPostgresRoleRequest::default()).await }),
+        ),
+        (
+            "DropPostgresRole",
+            output(async move { agent().drop_postgres_role(v1::DropPostgresRoleRequest::default()).await }),
+        ),
+        (
+            "SetNodePassword",
+            output(async move { agent().set_node_password(v1::SetNodePasswordRequest::default()).await }),
+        ),
+        ("SetDatabase", output(async move { agent().set_database(v1::SetDatabaseRequest::default()).await })),
         ("Leave", output(async move { agent().leave(v1::LeaveRequest::default()).await })),
     ];
     let patient = [
@@ -111,6 +130,7 @@ async fn an_agent_that_hangs_is_named_in_every_call() {
     }
     let (name, member) = observed.etcd.members.iter().next().expect("a member");
     let cluster = member.etcd.seen().expect("it answers").cluster;
+    let digest = observed.report(name).and_then(|report| report.etcd.running_config.clone()).expect("a configuration");
     let agent = lab.agents()[0].1;
     let lock = engine::lock(&lab, 100);
     let executor = Executor { observer: &observer, lock: &lock, limit: Duration::from_secs(3) };
@@ -118,7 +138,7 @@ async fn an_agent_that_hangs_is_named_in_every_call() {
     let calls = link.client_within(executor.limit).await.expect("a connection");
     kill(agent, Signal::STOP);
     let begun = Instant::now();
-    let acts = asked(name, cluster).into_iter().map(|(action, call)| async move {
+    let acts = asked(name, cluster, &digest).into_iter().map(|(action, call)| async move {
         let error = executor.act(&action).await.expect_err(action.verb()).to_string();
         let named = error.contains("the agent of main-1") && error.contains(call) && error.contains("within ");
         (!named || begun.elapsed() > PROMPT).then(|| format!("{}: {error} ({:?})", action.verb(), begun.elapsed()))
