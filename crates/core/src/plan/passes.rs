@@ -180,6 +180,8 @@ const NORMAL: &[Pass] = &[
         |d, found| etcd::roll(d, &found.ready),
     ),
     Pass::new("CA rotation", &[], |d, _| trust::rotate(d)),
+    // A node that left the file gets no CA certificates any more: it goes first.
+    Pass::new("a rotation that waits for PostgreSQL", &[Condition::Postgres], |d, _| postgres::hold(d)),
     Pass::new(
         "members to add, remove or move",
         &[Condition::Placed, Condition::Listed, Condition::NothingPlanned],

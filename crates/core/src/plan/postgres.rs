@@ -17,7 +17,7 @@ use super::situation::postgres::{
     machines as machines_of, node, stands, strong, system,
 };
 use super::{Draft, PostgresWaiting, Reason, Step, Waiting, agents, machines, members};
-use crate::action::{PgStart, PostgresAction};
+use crate::action::{Company, PgStart, PostgresAction};
 use crate::desired::{Node, Postgres};
 use crate::observed::{
     NodeRole, Observed, PgData, PostgresOnMachine, PostgresView, Service, ServiceState, TrustDomain,
@@ -300,7 +300,7 @@ pub(super) fn hold(draft: &mut Draft<'_>) -> Report {
         let mut held = Vec::new();
         let mut kept = draft.steps.clone();
         kept.retain(|step| match interlock::check(&case, &[&step.action], &step.action) {
-            Err(Refusal::Held(waiting)) if step.action.exclusive() => {
+            Err(Refusal::Held(waiting)) if matches!(step.action.class().company, Company::Alone | Company::Alike) => {
                 held.push(waiting);
                 false
             }
