@@ -105,12 +105,8 @@ impl StackHandle {
 
     /// What the file refers to.
     fn given(&self, cluster: &Postgres, secret: PgSecret) -> Result<Option<SecretString>, StackError> {
-        let role = match secret {
-            PgSecret::Replicator => &cluster.section.replicator,
-            PgSecret::Rewind => &cluster.section.rewind,
-            PgSecret::Dcs | PgSecret::Rest => return Ok(None),
-        };
-        Ok(role.password.as_ref().map(|reference| resolve(reference, self.fleet.context.base())).transpose()?)
+        let reference = cluster.node_password(secret.name());
+        Ok(reference.map(|reference| resolve(reference, self.fleet.context.base())).transpose()?)
     }
 
     /// The roles that nodes log in as and of which the state has another password than the file refers to.

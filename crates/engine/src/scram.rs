@@ -27,7 +27,7 @@ pub(crate) fn verifier(password: &SecretString) -> Result<String, Unspecified> {
     Ok(format!("SCRAM-SHA-256${ITERATIONS}:{salt}${stored}:{server}"))
 }
 
-/// Whether PostgreSQL, which keeps this, lets somebody in with this password.
+/// Whether PostgreSQL, which keeps this, lets a client in with this password.
 pub(crate) fn is_of(verifier: &str, password: &SecretString) -> bool {
     let parts = || {
         let (iterations, rest) = verifier.strip_prefix("SCRAM-SHA-256$")?.split_once(':')?;

@@ -147,7 +147,7 @@ impl Stack<'_> {
         (self.superuser)(&primary, statement).ok().stdout.trim().to_owned()
     }
 
-    /// What clients know, of whom every other connects through this balancer. Makes their role and their database
+    /// What clients know: every other of them connects through this balancer. Makes their role and their database
     /// where the file does not have them.
     #[track_caller]
     pub fn clients(&self, balancer: &str) -> Clients {

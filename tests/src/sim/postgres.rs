@@ -149,7 +149,7 @@ pub(super) fn happens(dice: &mut Dice, desired: &Stack, world: &mut World, name:
     true
 }
 
-/// Somebody changes the roles or databases of this cluster by hand; whether there is one to change.
+/// An operator changes the roles or databases of this cluster by hand; whether there is one to change.
 fn meddle(dice: &mut Dice, world: &mut World, cluster: &Name) -> bool {
     let Some(catalog) = world.postgres.get_mut(cluster).map(|truth| &mut truth.catalog) else { return false };
     let spare = catalog.roles.values().next().cloned();

@@ -9,8 +9,9 @@ use std::time::Duration;
 use postgres_protocol::escape::{escape_identifier, escape_literal};
 use raftsman_api::v1;
 use raftsman_core::desired::POSTGRES_PORT;
-use raftsman_core::observed::{elements, is_reserved};
+use raftsman_core::observed::elements;
 use raftsman_core::render::patroni::{REPLICATOR, REWIND, SUPERUSER};
+use raftsman_core::spec::postgres::{is_as_superuser, is_reserved};
 use tokio::time::timeout;
 use tokio_postgres::{Client, Config, NoTls, Row, Transaction};
 
@@ -26,8 +27,6 @@ const SESSION: &str = "-c search_path=pg_catalog -c lock_timeout=10000 -c statem
                        -c pgaudit.log=none -c standard_conforming_strings=on";
 /// What passwords are checked by.
 const SCRAM: &str = "SCRAM-SHA-256$";
-/// Whose members run programs, or read and write files of the machine.
-const AS_SUPERUSER: [&str; 3] = ["pg_execute_server_program", "pg_read_server_files", "pg_write_server_files"];
 
 /// Why roles and databases were not read or changed.
 #[derive(Debug, thiserror::Error)]
@@ -38,7 +37,7 @@ pub enum CatalogError {
     /// Changes are for the primary.
     #[error("PostgreSQL on this machine takes no writes: ask the primary's agent")]
     NotPrimary,
-    /// Nobody changes it.
+    /// No call changes it.
     #[error("`{0}` is PostgreSQL's or raftsman's own role: nothing was changed")]
     Reserved(String),
     /// No node logs in as it.
@@ -74,7 +73,7 @@ impl Catalog {
         within(async {
             let client = self.primary().await?;
             let mut roles: Vec<v1::PostgresRoleEntry> = client
-                .query(&ROLES.replace("%NEEDED%", NEEDED), &[])
+                .query(&format!("SELECT {NEEDED} AS needed, {ROLES}"), &[])
                 .await?
                 .iter()
                 .map(role)
@@ -104,8 +103,7 @@ impl Catalog {
         verifier: Option<String>,
     ) -> Result<(), CatalogError> {
         refuse_reserved(&wanted.name)?;
-        let superior = |of: &&String| AS_SUPERUSER.contains(&of.as_str()) || is_reserved(of) && !of.starts_with("pg_");
-        if let Some(of) = wanted.member_of.iter().find(superior) {
+        if let Some(of) = wanted.member_of.iter().find(|of| is_as_superuser(of)) {
             return Err(CatalogError::AsSuperuser(of.clone()));
         }
         if verifier.as_ref().is_some_and(|verifier| !verifier.is_empty() && !verifier.starts_with(SCRAM)) {
@@ -115,7 +113,7 @@ impl Catalog {
             let mut client = self.primary().await?;
             let change = client.transaction().await?;
             let name = escape_identifier(&wanted.name);
-            if !exists(&change, &wanted.name).await? {
+            if change.query_opt("SELECT FROM pg_authid WHERE rolname = $1", &[&wanted.name]).await?.is_none() {
                 change.batch_execute(&format!("CREATE ROLE {name} NOLOGIN")).await?;
             }
             change.batch_execute(&format!("ALTER ROLE {name} {}", options(&wanted, verifier.as_deref()))).await?;
@@ -238,15 +236,14 @@ const NEEDED: &str = "(EXISTS (SELECT FROM pg_shdepend d WHERE d.refclassid = 'p
                       OR current_setting('server_version_num')::int >= 160000 AND EXISTS (SELECT FROM pg_auth_members m \
                         WHERE m.grantor = r.oid AND m.roleid <> r.oid AND m.member <> r.oid))";
 
-const ROLES: &str = "SELECT r.rolname::text AS name, r.rolcanlogin, r.rolcreatedb, r.rolcreaterole, r.rolreplication, \
+const ROLES: &str = "r.rolname::text AS name, r.rolcanlogin, r.rolcreatedb, r.rolcreaterole, r.rolreplication, \
                      r.rolsuper, r.rolbypassrls, r.rolconnlimit, \
                      coalesce(r.rolvaliduntil <> 'infinity', false) AS expiring, r.rolpassword AS verifier, \
                      ARRAY(SELECT g.rolname::text FROM pg_auth_members m JOIN pg_authid g ON g.oid = m.roleid \
                        WHERE m.member = r.oid) AS member_of, \
                      coalesce((SELECT s.setconfig FROM pg_db_role_setting s WHERE s.setrole = r.oid \
-                       AND s.setdatabase = 0), '{}') AS parameters, \
-                     %NEEDED% AS needed \
-                     FROM pg_authid r WHERE r.rolname !~ '^pg_' ORDER BY 1";
+                       AND s.setdatabase = 0), '{}') AS parameters \
+                     FROM pg_authid r WHERE r.rolname !~ '^pg_' ORDER BY r.rolname";
 
 const DATABASES: &str = "SELECT datname::text, pg_get_userbyid(datdba)::text, pg_encoding_to_char(encoding)::text, \
                          datcollate::text, datctype::text FROM pg_database WHERE NOT datistemplate ORDER BY 1";
@@ -280,10 +277,6 @@ fn database(row: &Row) -> Result<v1::DatabaseEntry, tokio_postgres::Error> {
     let locale = if collate == ctype { collate } else { format!("{collate} and {ctype}") };
     let (name, owner, encoding) = (row.try_get(0)?, row.try_get(1)?, row.try_get(2)?);
     Ok(v1::DatabaseEntry { name, owner, encoding, locale, extensions: Vec::new() })
-}
-
-async fn exists(change: &Transaction<'_>, role: &str) -> Result<bool, tokio_postgres::Error> {
-    Ok(change.query_opt("SELECT FROM pg_authid WHERE rolname = $1", &[&role]).await?.is_some())
 }
 
 /// A role's attributes in SQL, all of them.

@@ -3,18 +3,16 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use raftsman_api::fence;
 use raftsman_api::roles::Role;
-use raftsman_api::tls::Peer;
 use raftsman_api::v1::agent_server::Agent as AgentService;
 use raftsman_api::v1::{self, Purpose};
 use raftsman_api::v1::{
     install_etcd_request, install_program_request, rehearse_request, restore_data_request, upgrade_agent_request,
 };
 use raftsman_core::render::delivery::{Deliverable, Delivered};
+use tokio::sync::Mutex;
 use tokio::sync::mpsc;
-use tokio::sync::{Mutex, OwnedMutexGuard};
-use tokio::task::{JoinHandle, spawn_blocking};
+use tokio::task::spawn_blocking;
 use tokio::time::timeout;
 use tokio_stream::wrappers::ReceiverStream;
 use tonic::{Request, Response, Status, Streaming};
@@ -38,7 +36,7 @@ use crate::report;
 use crate::root::Root;
 use crate::server::programs::{Piece, grace};
 use crate::server::streams::{serve_backup, serve_restore_test, wire};
-use crate::status::{Coded, describe};
+use crate::status::Coded;
 use crate::supervisor::binaries::{Binary, BinaryError, Wanted};
 use crate::supervisor::launch::{LaunchError, Launcher};
 use crate::supervisor::pins;
@@ -48,6 +46,9 @@ use crate::supervisor::service::ServiceError;
 mod postgres;
 mod programs;
 mod streams;
+mod turn;
+
+use turn::{Turn, finish};
 
 /// A stream of bytes that stalls for longer than this ends: it blocks every other change.
 const CHUNK_LIMIT: Duration = Duration::from_secs(30);
@@ -61,97 +62,10 @@ pub struct Server {
     logins: Arc<Mutex<()>>,
 }
 
-/// Held while a change is under way: there is one at a time.
-type Turn = OwnedMutexGuard<()>;
-
 impl Server {
     /// Serves this agent.
     pub fn new(agent: Arc<Agent>) -> Self {
         Self { agent, changes: Arc::default(), logins: Arc::default() }
-    }
-
-    /// The role check for every call.
-    fn allow<'r, T>(&self, request: &'r Request<T>, needed: Role) -> Result<&'r Peer, Status> {
-        let peer = request
-            .extensions()
-            .get::<Peer>()
-            .ok_or_else(|| Status::unauthenticated("the connection has no client certificate"))?;
-        if !self.agent.claim.tls().accepts(peer) {
-            return Err(Status::unauthenticated(
-                "the client certificate is revoked, has ended, or its CA is not trusted any more",
-            ));
-        }
-        match &peer.role {
-            Ok(role) if *role >= needed => Ok(peer),
-            Ok(role) => Err(Status::permission_denied(format!(
-                "this call needs the role {needed}, the client certificate has the role {role}"
-            ))),
-            Err(error) => Err(Status::permission_denied(format!("this call needs the role {needed}: {error}"))),
-        }
-    }
-
-    /// The role, claim and fence checks for every change, and its turn.
-    async fn admit<T>(&self, request: &Request<T>) -> Result<Turn, Status> {
-        self.admit_as(request, Role::Operator).await
-    }
-
-    /// The same, for a change that needs this role.
-    async fn admit_as<T>(&self, request: &Request<T>, needed: Role) -> Result<Turn, Status> {
-        let generation = self.fenced_as(request, needed)?;
-        let turn = Arc::clone(&self.changes).lock_owned().await;
-        // Checked after the wait for its turn: an operator with a newer lock may have called meanwhile.
-        self.pass(generation).await?;
-        Ok(turn)
-    }
-
-    /// The role and claim checks for every call with a generation; returns that generation.
-    fn fenced<T>(&self, request: &Request<T>) -> Result<u64, Status> {
-        self.fenced_as(request, Role::Operator)
-    }
-
-    fn fenced_as<T>(&self, request: &Request<T>, needed: Role) -> Result<u64, Status> {
-        self.allow(request, needed)?;
-        let generation = fence::read(request)?;
-        if !self.agent.claim.is_claimed() {
-            return Err(Status::failed_precondition("this machine is not claimed yet: claim it first"));
-        }
-        Ok(generation)
-    }
-
-    /// Obeys this generation, and writes it to the disk first.
-    async fn pass(&self, generation: u64) -> Result<(), Status> {
-        let agent = Arc::clone(&self.agent);
-        finish(spawn_blocking(move || agent.fence.pass(generation))).await.map(Response::into_inner)
-    }
-
-    /// Runs a change to its end, even when the caller disconnects in the middle.
-    async fn change<R, E>(
-        &self,
-        turn: Turn,
-        work: impl FnOnce(&Agent) -> Result<R, E> + Send + 'static,
-    ) -> Result<Response<R>, Status>
-    where
-        R: Send + 'static,
-        E: Coded + Send + 'static,
-    {
-        let agent = Arc::clone(&self.agent);
-        finish(spawn_blocking(move || {
-            let _turn = turn;
-            work(&agent)
-        }))
-        .await
-    }
-}
-
-async fn finish<R, E: Coded>(task: JoinHandle<Result<R, E>>) -> Result<Response<R>, Status> {
-    match task.await {
-        Ok(Ok(reply)) => Ok(Response::new(reply)),
-        Ok(Err(error)) => {
-            let status = error.status();
-            tracing::warn!(code = ?status.code(), error = status.message(), "call refused or failed");
-            Err(status)
-        }
-        Err(error) => Err(Status::internal(format!("the agent failed: {}", describe(&error)))),
     }
 }
 

@@ -32,7 +32,7 @@ pub use maintenance::{Agreement, FilledPrefix, Filling, Hash, Hashes, Maintenanc
 pub use postgres::{
     Catalog, CatalogDatabase, CatalogRole, Copies, EtcdLogins, NodeFacts, NodePurpose, NodeRole, NodeState,
     PatroniError, PatroniFile, PatroniKeys, PendingSetting, PgData, PostgresObserved, PostgresOnMachine, PostgresView,
-    RoleAttribute, SyncKey, SystemId, TimelineEnd, Unsettled, elements, is_predefined, is_reserved,
+    RoleAttribute, SyncKey, SystemId, TimelineEnd, Unsettled, elements,
 };
 pub use preflight::{Concern, Measured, Measurement, Preflight, Worst, judge, recommend, time};
 pub use trust::{AuthorityRecord, HandshakeResult, Handshakes, Origin, Trust, TrustDomain};

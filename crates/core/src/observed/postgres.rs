@@ -16,7 +16,7 @@ use super::fact::Fact;
 use crate::desired::{Postgres, UserSlot};
 use crate::spec::{Name, PatroniVersion, PostgresVersion, SyncMode};
 
-pub use catalog::{Catalog, CatalogDatabase, CatalogRole, RoleAttribute, elements, is_predefined, is_reserved};
+pub use catalog::{Catalog, CatalogDatabase, CatalogRole, RoleAttribute, elements};
 pub use read::PatroniError;
 
 /// The identifier that `initdb` gives to a cluster's data: every node's data has the same.

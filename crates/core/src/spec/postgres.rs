@@ -273,6 +273,23 @@ pub struct RolePassword {
 
 /// Roles that raftsman makes and keeps, the superuser first.
 pub const OUR_ROLES: [&str; 3] = ["postgres", "replicator", "rewind"];
+/// Whose members run programs, or read and write files of the node.
+const OUTSIDE: [&str; 3] = ["pg_execute_server_program", "pg_read_server_files", "pg_write_server_files"];
+
+/// Whether PostgreSQL comes with this role.
+pub fn is_predefined(role: &str) -> bool {
+    role.starts_with("pg_")
+}
+
+/// Whether raftsman or PostgreSQL needs this role: no file removes or changes it.
+pub fn is_reserved(role: &str) -> bool {
+    is_predefined(role) || OUR_ROLES.contains(&role)
+}
+
+/// Whether a member of this role can do everything that PostgreSQL can.
+pub fn is_as_superuser(role: &str) -> bool {
+    OUTSIDE.contains(&role) || OUR_ROLES.contains(&role)
+}
 
 /// One role of PostgreSQL. None of them can be a superuser.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize, JsonSchema)]

@@ -132,7 +132,7 @@ pub enum ActError {
         /// The role or database.
         name: String,
     },
-    /// There is nobody to ask.
+    /// There is no primary to ask.
     #[error("`{0}` has no primary: apply again once it has one")]
     NoPrimary(Name),
     /// The file has no node of a PostgreSQL cluster there.

@@ -5,10 +5,9 @@ use std::collections::BTreeMap;
 use futures::future::join_all;
 use raftsman_api::v1;
 use raftsman_core::desired::Postgres;
-use raftsman_core::observed::{
-    Catalog, CatalogDatabase, CatalogRole, Observed, Password, PostgresView, RoleAttribute, is_reserved,
-};
+use raftsman_core::observed::{Catalog, CatalogDatabase, CatalogRole, Observed, Password, PostgresView, RoleAttribute};
 use raftsman_core::spec::Name;
+use raftsman_core::spec::postgres::is_reserved;
 use secrecy::{ExposeSecret as _, SecretString};
 
 use super::{LinkError, Observer};

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::observed::Password;
 use crate::spec::FlagValue;
-use crate::spec::postgres::{Database, OUR_ROLES, PgRole};
+use crate::spec::postgres::{Database, PgRole, is_reserved};
 
 /// Parameters whose value is a list of names: PostgreSQL writes each of them in its own quotes.
 const LISTS: [&str; 4] = ["local_preload_libraries", "search_path", "session_preload_libraries", "temp_tablespaces"];
@@ -91,16 +91,6 @@ impl Catalog {
     pub fn has_role(&self, name: &str) -> bool {
         is_reserved(name) || self.roles.contains_key(name)
     }
-}
-
-/// Whether PostgreSQL comes with this role.
-pub fn is_predefined(role: &str) -> bool {
-    role.starts_with("pg_")
-}
-
-/// Whether raftsman or PostgreSQL needs this role: no file removes or changes it.
-pub fn is_reserved(role: &str) -> bool {
-    is_predefined(role) || OUR_ROLES.contains(&role)
 }
 
 /// The role that the file describes.

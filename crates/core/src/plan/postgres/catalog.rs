@@ -9,10 +9,8 @@ use super::super::report::Report;
 use super::super::{Draft, PostgresWaiting, Reason, Step, Waiting};
 use crate::action::{Account, PostgresAction};
 use crate::desired::Postgres;
-use crate::observed::{
-    Catalog, CatalogDatabase, CatalogRole, Password, PostgresView, RoleAttribute, elements, is_reserved,
-};
-use crate::spec::postgres::PgRole;
+use crate::observed::{Catalog, CatalogDatabase, CatalogRole, Password, PostgresView, RoleAttribute, elements};
+use crate::spec::postgres::{PgRole, is_reserved};
 
 /// Plans what the file says of roles and databases, where nothing else is to do.
 pub(in crate::plan) fn manage(draft: &mut Draft<'_>) -> Report {
@@ -127,7 +125,7 @@ fn difference(role: &PgRole, has: Option<&CatalogRole>) -> Option<(Account, Reas
             lacks.push("its password".to_owned());
             Account::Password
         }
-        // One that was not looked at is right until somebody who may look finds otherwise.
+        // One that was not looked at is right until an admin looks and finds otherwise.
         (_, Password::Right | Password::Untried | Password::Unknown(_)) => Account::Keep,
     };
     let differs = !lacks.is_empty() || !surplus.is_empty();

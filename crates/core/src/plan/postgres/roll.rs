@@ -102,9 +102,8 @@ pub(in crate::plan) fn roll(draft: &mut Draft<'_>) -> Report {
         let upgraded = |node: &Node| {
             let runs = seen.node(&node.patroni_name)?.server?;
             let installed = self::node(observed, &node.name)?.installed?;
-            (installed.major == runs.major && installed.minor.is_some() && runs.minor.is_some())
-                .then_some((runs, installed))
-                .filter(|(runs, installed)| runs.minor != installed.minor)
+            let differs = installed.minor.zip(runs.minor).is_some_and(|(there, runs)| there != runs);
+            (installed.major == runs.major && differs).then_some((runs, installed))
         };
         let waits = |node: &Node| seen.node(&node.patroni_name).is_some_and(|facts| facts.pending_restart);
         let due: Vec<&Node> =

@@ -221,7 +221,8 @@ fn has_the_trust(case: &Case<'_>, cluster: &Postgres) -> Result<(), Refusal> {
     for machine in machines(cluster, case.observed) {
         let node = node(case.observed, machine).ok_or(Refusal::NotSeen("a node"))?;
         if node.trust.as_ref() != Some(&digest) {
-            let Some(member) = case.desired.etcd.members.first().map(|member| member.name.clone()) else { continue };
+            let member =
+                case.desired.etcd.members.first().map_or_else(|| machine.clone(), |member| member.name.clone());
             let error = "it does not have the CA certificates that are to be trusted now".to_owned();
             return Err(PostgresWaiting::LoginFailed { machine: machine.clone(), member, error }.into());
         }

@@ -6,8 +6,9 @@ use super::super::{Case, Cost, Refusal, otherwise};
 use super::{named, settled};
 use crate::action::PostgresAction;
 use crate::desired::Postgres;
-use crate::observed::{Catalog, is_reserved};
+use crate::observed::Catalog;
 use crate::spec::Name;
+use crate::spec::postgres::{Database, is_reserved};
 
 pub(super) fn judge(case: &Case<'_>, action: &PostgresAction) -> Result<Cost, Refusal> {
     match action {
@@ -29,7 +30,7 @@ pub(super) fn judge(case: &Case<'_>, action: &PostgresAction) -> Result<Cost, Re
             if listed.contains_key(role) || is_reserved(role) {
                 return Err(otherwise("the role is to stay"));
             }
-            let owns = |database: &crate::spec::postgres::Database| database.owner == *role;
+            let owns = |database: &Database| database.owner == *role;
             if cluster.section.databases.iter().flatten().any(|(_, database)| owns(database)) {
                 return Err(otherwise("a database of the file belongs to it"));
             }

@@ -6,7 +6,7 @@ use indexmap::IndexMap;
 
 use super::super::super::diagnostic::Path;
 use super::super::super::fault::nearest;
-use super::super::super::postgres::{OUR_ROLES, PgRole, PostgresCluster};
+use super::super::super::postgres::{OUR_ROLES, PgRole, PostgresCluster, is_as_superuser, is_predefined, is_reserved};
 use super::super::super::units::{Name, quoted};
 use super::super::{Finding, Findings};
 use super::at;
@@ -65,7 +65,7 @@ pub(super) fn check(findings: &mut Findings<'_>, name: &Name, cluster: &Postgres
 
 fn one_role(findings: &mut Findings<'_>, name: &Name, cluster: &PostgresCluster, role: &str, settings: &PgRole) {
     let here = |keys: &[&str]| keys.iter().fold(at(name, &["roles", role]), |path, key| path.key(key));
-    if identifier(findings, here(&[]), role, "a role") && (OUR_ROLES.contains(&role) || role.starts_with("pg_")) {
+    if identifier(findings, here(&[]), role, "a role") && is_reserved(role) {
         findings.add(
             Finding::error(
                 "postgres-role-taken",
@@ -126,9 +126,7 @@ fn one_role(findings: &mut Findings<'_>, name: &Name, cluster: &PostgresCluster,
                 Finding::error("postgres-role-unknown", path, format!("{} is a member of itself", quoted(role)))
                     .help("remove it"),
             );
-        } else if matches!(of.as_str(), "pg_execute_server_program" | "pg_read_server_files" | "pg_write_server_files")
-            || OUR_ROLES.contains(&of.as_str())
-        {
+        } else if is_as_superuser(of) {
             findings.add(
                 Finding::error(
                     "postgres-role-superuser",
@@ -138,7 +136,7 @@ fn one_role(findings: &mut Findings<'_>, name: &Name, cluster: &PostgresCluster,
                 .why("it runs programs, or reads and writes files of the node")
                 .help("remove it"),
             );
-        } else if !of.starts_with("pg_") {
+        } else if !is_predefined(of) {
             known_role(findings, path, name, cluster, of);
         }
     }
