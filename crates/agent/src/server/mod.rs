@@ -60,12 +60,13 @@ pub struct Server {
     agent: Arc<Agent>,
     changes: Arc<Mutex<()>>,
     logins: Arc<Mutex<()>>,
+    catalog_reads: Arc<Mutex<()>>,
 }
 
 impl Server {
     /// Serves this agent.
     pub fn new(agent: Arc<Agent>) -> Self {
-        Self { agent, changes: Arc::default(), logins: Arc::default() }
+        Self { agent, changes: Arc::default(), logins: Arc::default(), catalog_reads: Arc::default() }
     }
 }
 

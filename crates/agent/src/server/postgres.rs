@@ -117,8 +117,10 @@ impl Server {
         done.await.map(Response::into_inner)
     }
 
-    /// Reads roles and databases.
+    /// Reads roles and databases. One call at a time: each is a session of PostgreSQL's superuser, and a reader that asked
+    /// often enough at once would leave no session for anyone else.
     pub(super) async fn catalog(&self, extensions_of: &[String], admin: bool) -> Result<v1::ReadCatalogReply, Status> {
+        let _one = self.catalog_reads.lock().await;
         let catalog = Catalog::of(&self.agent.root, &self.agent.launcher);
         catalog.read(extensions_of, admin).await.map_err(|error| error.status())
     }

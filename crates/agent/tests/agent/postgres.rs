@@ -186,8 +186,17 @@ async fn roles_and_databases([reader, operator, admin]: [&mut Client; 3]) {
     assert!(there.extensions.contains(&"pg_trgm".to_owned()), "{there:?}");
     there.extensions.clone_from(&database.extensions);
     assert_eq!(there, database);
-    let read = reader.read_catalog(request).await.unwrap().into_inner();
+    let read = reader.read_catalog(request.clone()).await.unwrap().into_inner();
     assert!(read.roles.iter().all(|role| role.verifier.is_empty()) && entry(&read, "a-\"b").has_password);
+    // However many readers ask at once, PostgreSQL has sessions left: more calls than it lets in (100).
+    let mut asked = tokio::task::JoinSet::new();
+    for _ in 0..150 {
+        let (mut client, request) = (reader.clone(), request.clone());
+        asked.spawn(async move { client.read_catalog(request).await.map(drop) });
+    }
+    for answer in asked.join_all().await {
+        answer.unwrap();
+    }
 
     // What is not wanted any more is taken, and one that owns something only cannot log in.
     admin.set_postgres_role(set(role("a-\"b"), Some(""))).await.unwrap();
