@@ -66,6 +66,7 @@ pub(super) fn files() -> Vec<Vec<Stack>> {
         variants("3", &[], &["nodes: 3"], &[RAISED, LOWERED, OLDER, CATALOG, OTHER_CATALOG]),
         variants("5", &[], &["nodes: 3", "synchronous: { mode: quorum }"], &[RAISED, LOWERED]),
         variants("3", &[], &["nodes: 2"], &[RAISED, LOWERED]),
+        variants("3", &[], &["nodes: 3", "synchronous: { mode: off }"], &[RAISED, LOWERED]),
         variants("1", &[], &["nodes: 1", "synchronous: { mode: off }"], &[RAISED, CATALOG]),
         variants("3", &[], &["nodes: 3", FAST, "failsafe: false"], &[RAISED]),
     ];

@@ -204,6 +204,22 @@ fn a_parameter_is_raised() {
     ");
 }
 
+/// No commit waits for a standby; a primary that stops in good order sends the rest to those that stream.
+#[test]
+fn without_synchronous_standbys_one_that_streams_takes_over() {
+    let off = "synchronous: { mode: off }";
+    let mut scene = settled(standing(&[], &["nodes: 3", off, "parameters: { max_connections: 100 }"]));
+    scene.desired = standing(&[], &["nodes: 3", off, "parameters: { max_connections: 200 }"]);
+    assert_snapshot!(to_the_end(&mut scene), @"
+    * set patroni pg: the file has changed; 1 1 1
+    ~ pg-1: Patroni has not been seen at etcd since the last step, at 2026-11-15T12:01:20Z
+    * restart postgresql pg-2: the file has changed; 1 1 1, copies 0 0 0
+    * restart postgresql pg-3: the file has changed; 1 1 1, copies 0 0 0
+    * switch over pg: pg-1 restarts next; 1 1 1, copies 0 - 0, switchover
+    done
+    ");
+}
+
 #[test]
 fn nothing_is_restarted_before_every_node_has_read_the_settings() {
     let mut scene = settled(standing(&[], THREE));

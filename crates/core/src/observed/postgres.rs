@@ -469,6 +469,16 @@ impl<'a> PostgresView<'a> {
         found.map(|(name, _)| name).collect()
     }
 
+    /// The standbys that a primary may hand over to with nothing lost: the synchronous ones. Where Patroni keeps none, those
+    /// that stream: a primary that stops in good order sends them the rest.
+    pub fn candidates(&self) -> BTreeSet<&'a str> {
+        if self.keys.mode() != Some(SyncMode::Off) {
+            return self.synchronous();
+        }
+        let streams = |facts: &NodeFacts| facts.streaming && facts.state == NodeState::Running;
+        self.answering().filter(|(_, facts)| streams(facts)).map(|(name, _)| name).collect()
+    }
+
     /// On how many nodes besides the primary an acknowledged commit is.
     pub fn copies(&self) -> Copies {
         self.copies_without(None)

@@ -162,8 +162,8 @@ pub(in crate::plan) fn roll(draft: &mut Draft<'_>) -> Report {
     Report::Looked
 }
 
-/// A synchronous standby takes the primary's place: the one that Patroni would prefer, with nothing to restart for. Balancers
-/// in front of it have it already.
+/// A standby that has every commit takes the primary's place: the one that Patroni would prefer, with nothing to restart for.
+/// Balancers in front of it have it already.
 pub(in crate::plan) fn switched_over(
     draft: &Draft<'_>,
     cluster: &Postgres,
@@ -171,11 +171,11 @@ pub(in crate::plan) fn switched_over(
     from: &Name,
     reason: Reason,
 ) -> Option<Step> {
-    let synchronous = seen.synchronous();
+    let candidates = seen.candidates();
     let fit = |node: &&Node| {
         let may = !node.tags.is_never_primary() && node.name != *from;
         let finds = is_fronted(draft.desired, cluster, draft.observed, &node.name);
-        may && finds && synchronous.contains(node.patroni_name.as_str())
+        may && finds && candidates.contains(node.patroni_name.as_str())
     };
     let position = |node: &Node| seen.node(&node.patroni_name).and_then(|facts| facts.position).unwrap_or(0);
     let best = cluster.nodes.iter().filter(fit).max_by_key(|node| {

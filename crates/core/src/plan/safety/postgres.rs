@@ -20,7 +20,7 @@ use crate::plan::situation::postgres::{
     seen, stands, system,
 };
 use crate::plan::{CopiesLeft, Pause, PostgresWaiting};
-use crate::spec::Name;
+use crate::spec::{Name, SyncMode};
 
 pub(super) fn judge(case: &Case<'_>, action: &PostgresAction) -> Result<Cost, Refusal> {
     match action {
@@ -324,9 +324,12 @@ fn switchover(case: &Case<'_>, cluster: &Name, from: &Name, to: &Name) -> Result
         return Err(Refusal::Otherwise(format!("{from} is not the primary")));
     }
     let candidate = cluster.node(to).ok_or_else(|| otherwise("the file has no such node"))?;
-    // Only such a standby has every commit that was acknowledged.
-    if !seen.synchronous().contains(candidate.patroni_name.as_str()) {
-        return Err(Refusal::Otherwise(format!("{to} is not a synchronous standby")));
+    if !seen.candidates().contains(candidate.patroni_name.as_str()) {
+        let is_not = match seen.keys().mode() {
+            Some(SyncMode::Off) => "does not stream",
+            Some(_) | None => "is not a synchronous standby",
+        };
+        return Err(Refusal::Otherwise(format!("{to} {is_not}")));
     }
     if candidate.tags.is_never_primary() {
         return Err(Refusal::Otherwise(format!("by its tags {to} is never the primary")));
