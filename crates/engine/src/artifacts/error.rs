@@ -162,7 +162,7 @@ pub enum ArtifactError {
     /// The version has no bundle.
     #[error(
         "raftsman ships no bundle of Patroni {version}, and the file has no SHA-256 of one: name one with \
-         `patroni: {{ source: {{ bundle: … }} }}`, or write the version of one that is shipped"
+         `patroni: {{ source: {{ bundle: {{ file: …, sha256: … }} }} }}`, or write the version of one that is shipped"
     )]
     NoBundle {
         /// Which version.
@@ -171,7 +171,7 @@ pub enum ArtifactError {
     /// The bundle is missing where it should be.
     #[error(
         "the bundle of Patroni {version} is not at {}: make it there with `tools/patroni-bundle {version} {}`, or name \
-         another one with `patroni: {{ source: {{ bundle: … }} }}`", place.display(), place.display()
+         another one with `patroni: {{ source: {{ bundle: {{ file: …, sha256: … }} }} }}`", place.display(), place.display()
     )]
     NotShipped {
         /// Where it should be.
