@@ -133,6 +133,10 @@ fn what_is_not_as_it_should_be() {
     assert_eq!(unsettled(&|nodes, _| change(nodes, "pg-1", |facts| facts.paused = true)), (Unsettled::Paused, one));
     assert_eq!(unsettled(&|_, keys| keys.failover = true), (Unsettled::FailoverPending, one));
     assert_eq!(
+        unsettled(&|nodes, _| change(nodes, "pg-3", |facts| facts.failsafe = true)),
+        (Unsettled::Failsafe("pg-3".to_owned()), one)
+    );
+    assert_eq!(
         unsettled(&|nodes, _| change(nodes, "pg-2", |facts| facts.system = Some(SystemId(1)))),
         (Unsettled::OtherSystem("pg-2".to_owned()), one)
     );

@@ -499,6 +499,7 @@ fn what_keeps_etcd_from_being_touched() {
         ("a replica answers no more", seen(&|o| node(o, "pg-3").node = Err("refused".to_owned()))),
         ("the synchronous standby does not stream", seen(&|o| facts(o, "pg-2").streaming = false)),
         ("paused", seen(&|o| facts(o, "pg-1").paused = true)),
+        ("failsafe mode", seen(&|o| facts(o, "pg-3").failsafe = true)),
         ("two primaries", seen(&|o| facts(o, "pg-2").role = NodeRole::Primary)),
         ("not seen since", seen(&|o| facts(o, "pg-3").dcs_seen = Timestamp::UNIX_EPOCH)),
         ("no login tried", seen(&|o| cluster(o).logins.clear())),
@@ -520,6 +521,7 @@ fn what_keeps_etcd_from_being_touched() {
     a replica answers no more: pg: Patroni on pg-3 does not answer
     the synchronous standby does not stream: pg: 0 of 1 synchronous standbys stream
     paused: pg: Patroni is paused
+    failsafe mode: pg: etcd was lost: pg-3 takes no primary's place until `ttl` after it is back
     two primaries: pg: several nodes take writes: pg-1, pg-2
     not seen since: pg-3: Patroni has not been seen at etcd since the last step, at 2026-11-15T12:00:10Z
     no login tried: pg-1: it cannot log in to main-1 as Patroni does: not tried yet

@@ -220,6 +220,23 @@ fn a_primary_without_etcd_is_demoted_unless_every_node_agrees() {
     assert_eq!(lab.primary(), None, "a replica does not answer, and its key is there still");
 }
 
+/// Measured: a standby that was told follows the former primary for `ttl`, though the lease is gone and it was asked to lead.
+#[test]
+fn a_standby_that_goes_by_a_primary_without_etcd_takes_no_place_for_a_while() {
+    let mut lab = Lab::standing(&["nodes: 3"]);
+    let switch = || PostgresAction::Switchover { cluster: name("pg"), from: name("pg-1"), to: name("pg-2") };
+    lab.etcd(&["main-2", "main-3"], ServiceState::Stopped);
+    lab.rounds(1);
+    lab.etcd(&["main-2", "main-3"], ServiceState::Running);
+    lab.rounds(1);
+    assert!(lab.takes_writes());
+    assert!(lab.refused(switch()).contains("failsafe"));
+    // `ttl` is three rounds.
+    lab.rounds(3);
+    lab.act(switch());
+    assert_eq!(lab.primary().as_deref(), Some("pg-2"));
+}
+
 #[test]
 fn a_slow_round_is_not_the_end_of_a_primary() {
     let fast = "patroni: { ttl: 20, loop_wait: 1, retry_timeout: 3 }";

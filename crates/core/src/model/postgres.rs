@@ -119,6 +119,8 @@ pub struct PatroniProcess {
     pub known: Known,
     /// It is the primary by the consent of all other nodes, without etcd.
     pub failsafe: bool,
+    /// When a primary without etcd last told it so.
+    pub told_at: Option<Timestamp>,
     /// What it does to its data, and for how many rounds still.
     pub work: Option<(Work, u32)>,
 }
@@ -259,6 +261,13 @@ impl PostgresModel {
         known.or(written).cloned().unwrap_or_default()
     }
 
+    /// Whether it goes by the word of a primary without etcd.
+    pub fn is_in_failsafe(&self, now: Timestamp) -> bool {
+        let ttl = keys::seconds(&self.settings(), "ttl", 30) * 1_000;
+        let told_at = self.process.as_ref().and_then(|process| process.told_at);
+        told_at.is_some_and(|at| later(at, ttl) > now)
+    }
+
     /// Whether a setting waits for a restart of PostgreSQL.
     pub fn pending_restart(&self) -> bool {
         let wanted = keys::parameters(&self.settings());
@@ -284,6 +293,7 @@ impl PostgresModel {
             written_at: now,
             known: Known::default(),
             failsafe: false,
+            told_at: None,
             work: None,
             taken_up: file,
             presented,
@@ -554,6 +564,9 @@ impl World {
         });
         if !streams {
             return refused("the candidate does not stream");
+        }
+        if [from, to].iter().any(|name| self.machines.get(*name).is_some_and(|m| m.postgres.is_in_failsafe(now))) {
+            return refused("the candidate would wait for the end of failsafe mode");
         }
         self.send_the_rest(cluster, timeline, position);
         self.demote(from);

@@ -188,6 +188,10 @@ pub struct NodeFacts {
     pub streaming: bool,
     /// Whether Patroni leaves everything as it is until an operator resumes it.
     pub paused: bool,
+    /// Whether it goes by the word of a primary that went on without etcd: for `ttl` after that word, it does not take the
+    /// primary's place, whatever etcd says by then.
+    #[serde(default, skip_serializing_if = "std::ops::Not::not")]
+    pub failsafe: bool,
     /// Whether a setting waits for a restart.
     pub pending_restart: bool,
     /// Which settings wait for it, as far as Patroni says.
@@ -348,6 +352,8 @@ pub enum Unsettled {
     Paused,
     /// A switchover or failover is under way.
     FailoverPending,
+    /// A node goes by the word of a primary that went on without etcd: no standby takes its place yet.
+    Failsafe(String),
     /// PostgreSQL does not run on a node.
     NotRunning(String),
     /// Nodes are on different timelines.
@@ -373,6 +379,9 @@ impl fmt::Display for Unsettled {
             Self::NoPrimary => f.write_str("it has no primary"),
             Self::Paused => f.write_str("Patroni is paused"),
             Self::FailoverPending => f.write_str("a switchover or failover is under way"),
+            Self::Failsafe(node) => {
+                write!(f, "etcd was lost: {node} takes no primary's place until `ttl` after it is back")
+            }
             Self::NotRunning(node) => write!(f, "PostgreSQL does not run on {node}"),
             Self::TimelinesDiffer(timelines) => {
                 let timelines: Vec<String> = timelines.iter().map(ToString::to_string).collect();
@@ -514,6 +523,9 @@ impl<'a> PostgresView<'a> {
             }
             if facts.state != NodeState::Running {
                 return Err(Unsettled::NotRunning((*name).to_owned()));
+            }
+            if facts.failsafe {
+                return Err(Unsettled::Failsafe((*name).to_owned()));
             }
             match (facts.system, self.keys.system) {
                 (Some(of_node), Some(of_cluster)) if of_node == of_cluster => {}

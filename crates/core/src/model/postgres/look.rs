@@ -54,7 +54,7 @@ impl World {
             data: node.data.clone(),
             had_data: node.had_data,
             ports_taken: machine.ports_taken.clone(),
-            node: facts(node, version),
+            node: facts(node, version, self.now),
         })
     }
 
@@ -172,7 +172,7 @@ fn pending(node: &PostgresModel) -> BTreeMap<String, PendingSetting> {
 }
 
 /// What a node's Patroni answers.
-fn facts(node: &PostgresModel, version: Option<PostgresVersion>) -> Result<NodeFacts, String> {
+fn facts(node: &PostgresModel, version: Option<PostgresVersion>, now: Timestamp) -> Result<NodeFacts, String> {
     let (Some(process), Some(of)) = (&node.process, &node.node) else { return Err("connection refused".to_owned()) };
     if !node.answers() {
         return Err(if process.logged_in { "timed out" } else { "connection refused" }.to_owned());
@@ -199,6 +199,7 @@ fn facts(node: &PostgresModel, version: Option<PostgresVersion>) -> Result<NodeF
         position: position.map(|(_, position)| position).filter(|_| up.is_some()),
         streaming: node.streams(),
         paused: keys::is_paused(&process.known.settings),
+        failsafe: node.is_in_failsafe(now),
         pending_restart: node.pending_restart(),
         pending: pending(node),
         dcs_seen: Timestamp::from_second(process.dcs_seen.as_second()).unwrap_or(process.dcs_seen),
@@ -276,6 +277,7 @@ impl PostgresModel {
             written_at: now,
             known,
             failsafe: false,
+            told_at: answer.filter(|facts| facts.failsafe).map(|_| now),
             work,
             taken_up,
             presented: seen.presented.clone(),

@@ -236,10 +236,17 @@ impl<'w> Round<'w> {
                 Failure::Unreached if retry > now => {}
                 Failure::Unreached => {
                     let holds = self.failsafe_holds(&name);
-                    let process = self.node_mut(&name).and_then(|node| node.process.as_mut());
-                    process.into_iter().for_each(|process| process.failsafe = holds);
+                    let told = self.node_mut(&name).and_then(|node| node.process.as_mut()).map(|process| {
+                        process.failsafe = holds;
+                        process.known.failsafe.clone()
+                    });
                     if !holds {
                         self.demote(&name);
+                        continue;
+                    }
+                    for node in told.into_iter().flatten() {
+                        let process = self.node_mut(&node).and_then(|node| node.process.as_mut());
+                        process.into_iter().for_each(|process| process.told_at = Some(now));
                     }
                 }
             }
@@ -360,6 +367,7 @@ impl<'w> Round<'w> {
                 && node.server.as_ref().is_some_and(Server::is_up)
                 && node.system() == keys.system
                 && !tags.is_never_primary()
+                && !node.is_in_failsafe(self.world.now)
                 && may_lead(keys, name)
         };
         // Each node asks those that the keys name; one that cannot be asked has no vote.

@@ -46,6 +46,7 @@ impl NodeFacts {
             position,
             streaming: answer["replication_state"] == "streaming",
             paused: answer["pause"] == true,
+            failsafe: answer["failsafe_mode_is_active"] == true,
             pending_restart: answer["pending_restart"] == true,
             pending: answer["pending_restart_reason"].as_object().into_iter().flatten().filter_map(pending).collect(),
             // Before its first round it has seen nothing.

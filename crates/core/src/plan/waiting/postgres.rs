@@ -184,6 +184,7 @@ impl PostgresWaiting {
                 Unsettled::Silent(_)
                 | Unsettled::NoPrimary
                 | Unsettled::FailoverPending
+                | Unsettled::Failsafe(_)
                 | Unsettled::NotRunning(_)
                 | Unsettled::TimelinesDiffer(_)
                 | Unsettled::SynchronousMissing { .. } => WaitKind::Transient,
@@ -260,6 +261,7 @@ impl PostgresWaiting {
                 Unsettled::OtherSystem(node) => {
                     format!("move the foreign data directory of `{node}` away: Patroni copies the right one")
                 }
+                Unsettled::Failsafe(_) => "nothing: it ends by itself".to_owned(),
                 Unsettled::Silent(node) | Unsettled::NotRunning(node) => {
                     format!("if it lasts, read Patroni's log: `raftsman logs {node}`")
                 }
