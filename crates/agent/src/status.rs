@@ -222,7 +222,7 @@ impl Coded for PatroniConfigError {
             | Self::UnusableSecret(_)
             | Self::TooLong
             | Self::Trust(_) => Code::InvalidArgument,
-            Self::Root(_) | Self::Watchdog => Code::FailedPrecondition,
+            Self::Root(_) | Self::Watchdog | Self::NoWatchdog(_) => Code::FailedPrecondition,
             Self::User(_) => Code::Internal,
             Self::File(error) => error.code(),
         }

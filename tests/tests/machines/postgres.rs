@@ -82,6 +82,15 @@ fn hosts_become_a_stack_and_hosts_again() {
     let console = |name: &str, command: &str| hosts.borrow().console(index(name), command);
     let superuser = |primary: &str, statement: &str| console(primary, &psql(statement));
     let stack = Stack { lab: &lab, superuser: &superuser };
+
+    // Without a watchdog that the file requires, no node becomes the primary: the machine says so before anything is there.
+    let file = lab.file();
+    lab.write_file(&file.replace("    nodes: [", "    watchdog: { mode: required }\n    nodes: ["));
+    let refused = lab.run(&["apply", "--yes"]);
+    let why = "the file requires a watchdog, and /dev/watchdog is no device of this machine";
+    assert!(refused.code != 0 && refused.all().contains(why), "{}", refused.all());
+    lab.write_file(&file);
+
     lives(&stack, &mut |name| hosts.borrow_mut().power_cut(index(name)), &mut |name| {
         hosts.borrow_mut().start(index(name));
     });

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, HashMap};
 use std::net::IpAddr;
-use std::os::unix::fs::chown;
+use std::os::unix::fs::{FileTypeExt as _, chown};
 use std::path::PathBuf;
 
 use raftsman_api::tls::{self, TlsError};
@@ -49,6 +49,13 @@ pub enum PatroniConfigError {
     /// The machine is this computer.
     #[error("a watchdog would reset this computer, which is more than this machine: nothing was written")]
     Watchdog,
+    /// Patroni makes no node the primary that lacks a watchdog which its file requires.
+    #[error(
+        "the file requires a watchdog, and {0} is no device of this machine: PostgreSQL would never have its primary here, and \
+         nothing was written. Give the machine one (`modprobe softdog`, or a device of its hypervisor), or write \
+         `watchdog: {{ mode: automatic }}`"
+    )]
+    NoWatchdog(String),
     /// A device that is no watchdog.
     #[error(
         "line {0} of Patroni's file names a device that is none of this machine's watchdogs (`/dev/watchdog`, or one with a \
@@ -130,10 +137,7 @@ pub struct Sent {
 /// Checks all of it, then writes it: what was sent last, so that whatever it says holds.
 pub fn write(root: &Root, launcher: &Launcher, address: IpAddr, sent: &Sent) -> Result<(), PatroniConfigError> {
     let secrets = check(address, sent)?;
-    let watches = patroni::value(&sent.config, "watchdog", "mode").is_none_or(|mode| mode != "off");
-    if watches && matches!(launcher, Launcher::Child) {
-        return Err(PatroniConfigError::Watchdog);
-    }
+    has_its_watchdog(launcher, &sent.config)?;
     let text = root.path().to_str().ok_or_else(|| PatroniConfigError::Root(root.path().to_path_buf()))?;
     let (sockets, user) = (sockets(root, launcher), user(launcher));
     let on_machine = OnMachine { root: text, sockets: &sockets, user: &user, secrets: &secrets };
@@ -156,6 +160,25 @@ pub fn write(root: &Root, launcher: &Launcher, address: IpAddr, sent: &Sent) -> 
     }
     files::write(&sent_file(root), sent.config.as_bytes(), 0o600)?;
     Ok(files::write(&stamp_file(root), sent.stamp.as_bytes(), 0o600)?)
+}
+
+/// Whether the machine is as the file says of watchdogs.
+fn has_its_watchdog(launcher: &Launcher, config: &str) -> Result<(), PatroniConfigError> {
+    let of_watchdog = |key| patroni::value(config, "watchdog", key);
+    match (launcher, of_watchdog("mode").as_deref()) {
+        (_, Some("off")) => Ok(()),
+        (Launcher::Child, _) => Err(PatroniConfigError::Watchdog),
+        (Launcher::Unit(_), Some("required")) => {
+            let device = of_watchdog("device").unwrap_or_default();
+            // The agent's own unit has no devices: those of the machine are what its first process sees.
+            let is_missing = match std::fs::metadata(format!("/proc/1/root{device}")) {
+                Ok(found) => !found.file_type().is_char_device(),
+                Err(error) => error.kind() == std::io::ErrorKind::NotFound,
+            };
+            if is_missing { Err(PatroniConfigError::NoWatchdog(device)) } else { Ok(()) }
+        }
+        (Launcher::Unit(_), _) => Ok(()),
+    }
 }
 
 /// All checks of what was sent; returns the secrets.

@@ -192,7 +192,7 @@ User={POSTGRES_USER}
 Group={POSTGRES_USER}
 Environment=LC_ALL=C.UTF-8
 # Not on every machine.
-ExecStartPre=-+/bin/chown {POSTGRES_USER} /dev/watchdog
+ExecStartPre=-+/bin/sh -c 'exec /bin/chown {POSTGRES_USER} /dev/watchdog*'
 ExecStart=/usr/bin/python3 -I -B {ROOT}/{DIR}/current/start.py {ROOT}/{DIR}/{FILE}
 ExecReload=/bin/kill -HUP $MAINPID
 WorkingDirectory={ROOT}/{DIR}
@@ -208,6 +208,7 @@ CapabilityBoundingSet=
 RestrictSUIDSGID=yes
 DevicePolicy=closed
 DeviceAllow=/dev/watchdog rw
+DeviceAllow=char-watchdog rw
 LimitNOFILE=65536
 OOMScoreAdjust=-900
 {confined}"
