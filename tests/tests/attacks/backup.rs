@@ -402,7 +402,7 @@ fn an_attacker_without_a_signing_key() {
     let (lab, store, good) = attacked(shelf.path());
     let attacker = Attacker::new(&store);
     let etcd = lab.etcds();
-    let lies = if soak() { 100 } else { 15 };
+    let lies = if soak() { 100 } else { 8 };
     for number in 0..lies {
         let sign = *dice.pick(&SIGNS).expect("one");
         let what = match dice.one_in(2) {

@@ -139,10 +139,11 @@ async fn an_api_that_fails(ceph: &Ceph, store: &Store) {
     let faults =
         [Fault::LostReply, Fault::Refused, stall, Fault::Lost, Fault::Truncated, Fault::Garbled, Fault::GarbledRequest];
     // Mark, begin, two parts, end, read back, manifest, read back; and what comes of trying again.
-    let requests = if soak() { 40 } else { 11 };
+    let requests: Vec<usize> = (0..if soak() { 40 } else { 11 }).collect();
+    let mut dice = Dice::of_this_run("faults of the API");
     let (mut made, mut failed, mut number) = (0, 0, 0);
     for fault in faults {
-        for at in 0..requests {
+        for at in dice.some(&requests, if soak() { requests.len() } else { 5 }) {
             number += 1;
             let mut seen = 0;
             let proxy = Proxy::tcp(&ceph.http(), move |_| {

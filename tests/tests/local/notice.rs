@@ -29,13 +29,13 @@ fn auth(seed: u64) -> Auth {
 
 #[test]
 fn clients_notice_nothing() {
-    mixed(wanted(12), None);
+    mixed(wanted(7), None);
 }
 
 /// The same with clients that know only the address of a balancer.
 #[test]
 fn clients_of_a_balancer_notice_nothing() {
-    mixed(wanted(4), Some("front"));
+    mixed(wanted(3), Some("front"));
 }
 
 #[allow(clippy::print_stdout, reason = "a table is printed")]

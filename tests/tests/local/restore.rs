@@ -228,7 +228,7 @@ fn lies(encrypted: bool) {
     if encrypted {
         caught("the wrong key", &wrong);
     }
-    let lies = if soak() { 250 } else { 20 };
+    let lies = if soak() { 250 } else { 10 };
     for _ in 0..lies {
         let file = dice.pick(&files).expect("a file").clone();
         let path = store.join(&file);
