@@ -84,6 +84,7 @@ fn hosts_become_a_stack_and_hosts_again() {
     let stack = Stack { lab: &lab, superuser: &superuser };
 
     // Without a watchdog that the file requires, no node becomes the primary: the machine says so before anything is there.
+    write_password(&lab, "shop", None);
     let file = lab.file();
     lab.write_file(&file.replace("    nodes: [", "    watchdog: { mode: required }\n    nodes: ["));
     let refused = lab.run(&["apply", "--yes"]);
