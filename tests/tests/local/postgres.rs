@@ -1,5 +1,6 @@
 //! A file with a PostgreSQL cluster → a stack on this computer: brought up, used by clients, changed, and gone again.
 
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
@@ -360,11 +361,24 @@ fn a_file_of_init_becomes_a_working_stack() {
     let init = ["init", "--with", "postgres", "--etcd", etcd.to_str().expect("a path")];
     let said = lab.run(&init).ok().stdout;
     assert!(said.contains("3 members of etcd and 3 nodes of PostgreSQL on this computer"), "{said}");
-    assert!(!said.contains("bundle"), "{said}");
+    assert!(
+        !said.contains("bundle") && said.contains("app.password: the password of PostgreSQL's role `app`"),
+        "{said}"
+    );
+    let password = lab.path().join("app.password");
+    let mode = std::fs::metadata(&password).expect("a password").permissions().mode();
+    assert_eq!(mode & 0o777, 0o600);
+    let password = std::fs::read_to_string(password).expect("a password");
     lab.run(&["check"]).ok();
     lab.run(&["apply", "--yes", "--timeout", "180s"]).ok();
     lab.nothing_to_do();
     assert_eq!(psql(&lab, "select pg_is_in_recovery()").ok().stdout.trim(), "f");
+    // The application's own login, by what `env` says.
+    let env = lab.run(&["env", "app"]).ok().stdout;
+    let script = format!("{env}\nexec psql -X -At -U app -c 'create table t as select 1; select current_user' app");
+    let client = Command::new("sh").args(["-c", &script]).env("PGPASSWORD", &password).output().expect("a shell");
+    let said = String::from_utf8_lossy(&client.stdout);
+    assert!(said.ends_with("app\n"), "{said} {}", String::from_utf8_lossy(&client.stderr));
     assert_eq!(lab.run(&["status", "app", "--json"]).ok().json()["clusters"][0]["postgres"][0]["state"], "settled");
     lab.destroy();
     // What is missing is said, and the file is written all the same.
@@ -372,4 +386,6 @@ fn a_file_of_init_becomes_a_working_stack() {
     std::fs::remove_file(lab.path().join("raftsman.yaml")).expect("removed");
     let said = lab.run(&init).ok().stdout;
     assert!(said.contains("the bundle of Patroni 4.1.5 is not at"), "{said}");
+    assert!(said.contains("app.password is there already"), "{said}");
+    assert_eq!(std::fs::read_to_string(lab.path().join("app.password")).expect("a password"), password);
 }

@@ -5,7 +5,9 @@ use std::process::ExitCode;
 
 use raftsman_core::spec::{EtcdVersion, Name, PostgresVersion};
 use raftsman_engine::artifacts::version_of;
-use raftsman_engine::ops::init::{Choices, file, installed_postgres, lacks_bundle, make_state, write_file};
+use raftsman_engine::ops::init::{
+    Choices, PASSWORD_FILE, file, installed_postgres, lacks_bundle, make_password, make_state, write_file,
+};
 use raftsman_engine::store::Protection;
 use secrecy::ExposeSecret as _;
 
@@ -43,6 +45,13 @@ pub(super) async fn run(common: &Common, args: &Init) -> Result<ExitCode, Failur
         if args.passphrase { Protection::Passphrase(new_passphrase(common)?) } else { Protection::IdentityFile };
     // The state first: a file without a state would look as if the state had been lost.
     make_state(&text, &context, protection).await?;
+    if choices.postgres.is_some() {
+        let path = context.base().join(PASSWORD_FILE);
+        notes.push(match make_password(&path)? {
+            true => format!("made {}: the password of PostgreSQL's role `app`", path.display()),
+            false => format!("{} is there already: it is the password of PostgreSQL's role `app`", path.display()),
+        });
+    }
     write_file(&common.file, &text)?;
     view::print(&format!(
         "wrote {}: {} of etcd{} on this computer\nmade .raftsman: keys and state of this fleet; keep it, and keep it \

@@ -1,15 +1,24 @@
 //! `raftsman init`: a few choices → a file to start from, and the state beside it.
 
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
 use jiff::Timestamp;
 use raftsman_core::spec::{self, EtcdVersion, PatroniVersion};
 use raftsman_core::versions::patroni;
+use secrecy::ExposeSecret as _;
 
 use super::OpError;
 use crate::artifacts::Artifacts;
 use crate::fleet::{Context, Fleet};
+use crate::secrets::random_password;
+use crate::stack::StackError;
 use crate::store::{Protection, Store};
+
+/// Beside a new file with PostgreSQL: the password of the role `app`.
+pub const PASSWORD_FILE: &str = "app.password";
 
 /// What the new file should say.
 #[derive(Debug, Clone)]
@@ -56,6 +65,9 @@ fn with_postgres(major: u32) -> String {
              etcd: main\n    \
              nodes: 3\n    \
              version: {major}\n    \
+             # The application's login, by the password in that file, and its database.\n    \
+             roles: {{ app: {{ password: {{ file: {PASSWORD_FILE} }} }} }}\n    \
+             databases: {{ app: {{ owner: app }} }}\n    \
              # Which clients may connect, always over TLS and with a password.\n    \
              access:\n      \
                - {{ databases: [app], users: [app], from: [127.0.0.0/8] }}\n"
@@ -78,9 +90,23 @@ pub fn lacks_bundle(text: &str, context: &Context) -> Option<String> {
 
 /// Writes the file, never over one that is there.
 pub fn write_file(path: &Path, text: &str) -> Result<(), OpError> {
-    use std::io::Write as _;
+    write_new(OpenOptions::new(), path, text)
+}
+
+/// Makes a password, for this user only, where the file is not there yet; whether it was made.
+pub fn make_password(path: &Path) -> Result<bool, OpError> {
+    if path.exists() {
+        return Ok(false);
+    }
+    let mut options = OpenOptions::new();
+    options.mode(0o600);
+    write_new(options, path, random_password().map_err(StackError::from)?.expose_secret())?;
+    Ok(true)
+}
+
+fn write_new(mut options: OpenOptions, path: &Path, text: &str) -> Result<(), OpError> {
     let failed = |source| OpError::File { action: "write", path: path.to_owned(), source };
-    let mut file = std::fs::OpenOptions::new().write(true).create_new(true).open(path).map_err(failed)?;
+    let mut file = options.write(true).create_new(true).open(path).map_err(failed)?;
     file.write_all(text.as_bytes()).map_err(failed)
 }
 
