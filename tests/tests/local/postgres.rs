@@ -268,7 +268,11 @@ fn roles_and_databases_are_those_of_the_file(stack: &Stack<'_>) {
     assert_eq!(stack.ask("select count(*) from pg_database where datname = 'theirs'"), "1", "no database is removed");
 
     // One that nothing belongs to is gone, and so are its sessions.
-    let login = format!("host={host} user=audit dbname=shop password=another-secret sslmode=require");
+    let hosts: Vec<&str> = env["hosts"].as_array().expect("hosts").iter().filter_map(|host| host.as_str()).collect();
+    let login = format!(
+        "host={} target_session_attrs=read-write user=audit dbname=shop password=another-secret sslmode=require",
+        hosts.join(",")
+    );
     let mut session = Command::new(postgres_dir().join("bin/psql"));
     session.args(["-X", "-c", "select pg_sleep(600)", "-d", &login]).stdout(Stdio::null()).stderr(Stdio::null());
     let mut session = session.spawn().expect("psql runs");
