@@ -396,6 +396,23 @@ fn a_node_more_and_a_node_less() {
     ");
 }
 
+/// The command was killed before it wrote down that the machine of a former node is gone: the next one goes on with the
+/// others.
+#[test]
+fn a_former_node_that_is_gone_holds_up_no_other() {
+    let node = |number: u8| format!("{{ name: pg-{number}, address: 127.0.42.{} }}", 120 + number);
+    let listed = |numbers: &[u8]| {
+        let nodes: Vec<String> = numbers.iter().map(|number| node(*number)).collect();
+        standing(&[], &[&format!("nodes: [{}]", nodes.join(", "))])
+    };
+    let mut scene = settled(listed(&[1, 2, 3, 4]));
+    scene.desired = listed(&[2, 3]);
+    let machine = scene.world.machines.get_mut(&Name::fixed("pg-4")).expect("a machine");
+    machine.postgres.kill();
+    machine.exists = false;
+    assert_snapshot!(describe(&scene.plan()), @"* switch over pg: not in the file; 1 1 1, copies 1 - 1, switchover");
+}
+
 #[test]
 fn certificates_are_renewed_and_taken_up_one_node_after_the_other() {
     let mut scene = settled(standing(&[], THREE));

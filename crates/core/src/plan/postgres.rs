@@ -351,8 +351,10 @@ pub(super) fn retire(draft: &mut Draft<'_>) -> Report {
     for cluster in &desired.postgres {
         let known = observed.ledger.of_postgres(&cluster.name);
         let Some(seen) = PostgresView::seen(cluster, observed) else { return Report::Left(Because::Awaited) };
+        // One that is gone stays in the ledger until the next run writes down what it sees: it holds up no other.
+        let is_gone = |name: &Name| observed.machines.get(name).is_some_and(|seen| seen.machine.is_absent());
+        let former = known.started.keys().filter(|name| cluster.node(name).is_none() && !is_gone(name));
         // The primary last: until the others are gone, one of them may be the only synchronous standby.
-        let former = known.started.keys().filter(|name| cluster.node(name).is_none());
         let Some(machine) = former.min_by_key(|name| seen.primary() == Some(name.as_str())).cloned() else { continue };
         if seen.primary() == Some(machine.as_str()) {
             let step = switched_over(draft, cluster, &seen, &machine, Reason::NotInFile);
