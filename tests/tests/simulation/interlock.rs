@@ -9,17 +9,21 @@ use raftsman_core::spec::Name;
 use raftsman_tests::sim::{Cast, Planner, Violation, lives};
 
 #[track_caller]
-fn caught_in(cast: &Cast, planner: Planner, rules: &[&str]) {
-    match lives(0..3_000, cast, planner) {
-        Err(Violation { rule, .. }) if rules.contains(&rule) => {}
-        Err(other) => panic!("caught, but for another rule: {other}"),
-        Ok(stats) => panic!("a broken planner went unnoticed: {stats:?}"),
+fn caught_in(cast: &Cast, planner: Planner, rule: &str) {
+    for seed in 0..3_000 {
+        match lives(seed..seed + 1, cast, planner) {
+            Err(Violation { rule: broken, .. }) if broken == rule => return,
+            // A node that was away is locked out, and the life does not end: what the rule is there to prevent.
+            Err(Violation { rule: "converges when faults cease", .. }) | Ok(_) => {}
+            Err(other) => panic!("caught, but for another rule: {other}"),
+        }
     }
+    panic!("a broken planner went unnoticed");
 }
 
 #[track_caller]
 fn caught(planner: Planner, rule: &str) {
-    caught_in(&Cast::with_postgres(), planner, &[rule]);
+    caught_in(&Cast::with_postgres(), planner, rule);
 }
 
 const SETTLED: &str = "etcd gives only to a settled PostgreSQL";
@@ -281,8 +285,7 @@ fn a_planner_that_deletes_the_user_before_the_reload_is_caught() {
 
 #[test]
 fn a_planner_that_changes_the_ca_before_nodes_have_it_is_caught() {
-    // A node that was away meanwhile does not come back by itself.
-    caught_in(&Cast::with_postgres_and_rotations(), all_trust, &[LOGINS, "converges when faults cease"]);
+    caught_in(&Cast::with_postgres_and_rotations(), all_trust, LOGINS);
 }
 
 #[test]

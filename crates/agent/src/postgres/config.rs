@@ -169,7 +169,7 @@ fn has_its_watchdog(launcher: &Launcher, config: &str) -> Result<(), PatroniConf
         (_, Some("off")) => Ok(()),
         (Launcher::Child, _) => Err(PatroniConfigError::Watchdog),
         (Launcher::Unit(_), Some("required")) => {
-            let device = of_watchdog("device").unwrap_or_default();
+            let device = of_watchdog("device").unwrap_or_else(|| "/dev/watchdog".to_owned());
             // The agent's own unit has no devices: those of the machine are what its first process sees.
             let is_missing = match std::fs::metadata(format!("/proc/1/root{device}")) {
                 Ok(found) => !found.file_type().is_char_device(),

@@ -473,19 +473,22 @@ impl<'a> PostgresView<'a> {
     pub fn synchronous(&self) -> BTreeSet<&'a str> {
         let named = |name: &str| self.keys.sync.standbys.contains(name);
         let of_primary = self.keys.sync.leader.as_deref() == self.primary();
+        self.streaming().filter(|name| of_primary && named(name)).collect()
+    }
+
+    /// The nodes that receive changes as they are made.
+    fn streaming(&self) -> impl Iterator<Item = &'a str> {
         let streams = |facts: &NodeFacts| facts.streaming && facts.state == NodeState::Running;
-        let found = self.answering().filter(|(name, facts)| of_primary && named(name) && streams(facts));
-        found.map(|(name, _)| name).collect()
+        self.answering().filter(move |(_, facts)| streams(facts)).map(|(name, _)| name)
     }
 
     /// The standbys that a primary may hand over to with nothing lost: the synchronous ones. Where Patroni keeps none, those
     /// that stream: a primary that stops in good order sends them the rest.
     pub fn candidates(&self) -> BTreeSet<&'a str> {
-        if self.keys.mode() != Some(SyncMode::Off) {
-            return self.synchronous();
+        match self.keys.mode() {
+            Some(SyncMode::Off) => self.streaming().collect(),
+            Some(_) | None => self.synchronous(),
         }
-        let streams = |facts: &NodeFacts| facts.streaming && facts.state == NodeState::Running;
-        self.answering().filter(|(_, facts)| streams(facts)).map(|(name, _)| name).collect()
     }
 
     /// On how many nodes besides the primary an acknowledged commit is.

@@ -1,7 +1,7 @@
 //! `raftsman init`: a few choices → a file to start from, and the state beside it.
 
 use std::fs::OpenOptions;
-use std::io::Write as _;
+use std::io::{self, ErrorKind, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::Path;
 
@@ -90,24 +90,26 @@ pub fn lacks_bundle(text: &str, context: &Context) -> Option<String> {
 
 /// Writes the file, never over one that is there.
 pub fn write_file(path: &Path, text: &str) -> Result<(), OpError> {
-    write_new(OpenOptions::new(), path, text)
+    write_new(OpenOptions::new(), path, text).map_err(failed_at(path))
 }
 
 /// Makes a password, for this user only, where the file is not there yet; whether it was made.
 pub fn make_password(path: &Path) -> Result<bool, OpError> {
-    if path.exists() {
-        return Ok(false);
-    }
+    let password = random_password().map_err(StackError::from)?;
     let mut options = OpenOptions::new();
     options.mode(0o600);
-    write_new(options, path, random_password().map_err(StackError::from)?.expose_secret())?;
-    Ok(true)
+    match write_new(options, path, password.expose_secret()) {
+        Err(error) if error.kind() == ErrorKind::AlreadyExists => Ok(false),
+        written => written.map(|()| true).map_err(failed_at(path)),
+    }
 }
 
-fn write_new(mut options: OpenOptions, path: &Path, text: &str) -> Result<(), OpError> {
-    let failed = |source| OpError::File { action: "write", path: path.to_owned(), source };
-    let mut file = options.write(true).create_new(true).open(path).map_err(failed)?;
-    file.write_all(text.as_bytes()).map_err(failed)
+fn write_new(mut options: OpenOptions, path: &Path, text: &str) -> io::Result<()> {
+    options.write(true).create_new(true).open(path)?.write_all(text.as_bytes())
+}
+
+fn failed_at(path: &Path) -> impl FnOnce(io::Error) -> OpError {
+    |source| OpError::File { action: "write", path: path.to_owned(), source }
 }
 
 /// Makes the state for the file.

@@ -283,7 +283,8 @@ impl PostgresWaiting {
             Self::EtcdFirst { .. } => "etcd's own steps come first: `raftsman status`".to_owned(),
             Self::SwitchoverUndetermined { .. } => "nothing: Patroni completes it or gives it up".to_owned(),
             Self::NoCandidate { .. } => {
-                "see why no standby is synchronous (with `mode: off`: streams), or which tags keep them from becoming the primary: `raftsman status`"
+                "see why no standby is synchronous (with `mode: off`: streams), or which tags keep them from becoming the \
+                 primary: `raftsman status`"
                     .to_owned()
             }
             Self::SyncRolledBack { .. } => {
