@@ -58,6 +58,25 @@ image-twice *args: (image "--check" args)
 test profile="default": everything lab lab-postgres
     cargo nextest run --release --workspace --profile {{profile}}
 
+# What takes up to some minutes: machines, many clusters one after the other, damage and kills at many places
+long := """
+(binary(machines) & test(/^(conformance|on_incus|libvirt|on_libvirt|balancer_on_hosts|balancer_on_incus)::/))
+| (binary(local) & test(/^(restore|killed|pki|notice|backup_store|recovery|beneath|versions)::/))
+| (binary(local) & test(/^(backup::a_|secrets::with_a_state|refusals::machines::machines_and|members::a_(cluster|member)|cli::a_fleet|balancer::rolling|agents::upgrades_killed|postgres::whatever)/))
+| (binary(attacks) & test(/^(backup|bootstrap)::/))
+"""
+
+# What CI runs of the tests: all short ones, and a third of those that take long, another one for another number
+test-drawn draw: everything lab lab-postgres
+    #!/usr/bin/env bash
+    set -u
+    tests() { cargo nextest run --release --workspace --profile ci "$@"; }
+    # Few beside each other: what stands up machines and clusters waits less than the others.
+    tests --test-threads 4 --partition "hash:$(({{draw}} % 3 + 1))/3" -E '{{long}}'
+    failed=$?
+    tests -E 'not ({{long}})'
+    exit $((failed | $?))
+
 # The long ones: every moment of a kill, a million documents, two million simulated plans
 soak: everything lab lab-postgres
     RAFTSMAN_SOAK=1 RAFTSMAN_MUTATIONS=1000000 RAFTSMAN_SIM_PLANS=2000000 cargo nextest run --release --workspace --no-capture

@@ -44,8 +44,6 @@ use worker::{Pace, Shared};
 
 /// A cluster that acknowledges no write for so long is down, before the load or because of it.
 const RETRY_FOR: Duration = Duration::from_secs(60);
-/// How long reading the history from all members may take.
-const REPLAY: Duration = Duration::from_secs(60);
 
 /// How hard to work.
 #[derive(Debug, Clone)]
@@ -316,11 +314,9 @@ async fn look_back(shared: &Shared, first_revision: i64, stopped: u64) -> Ending
     }
     let last_change = finals.iter().map(|found| found.revision).max().unwrap_or(0);
     let tellings = shared.members.links().into_iter().map(|mut link| async move {
-        let output = watch::replay(&mut link.client, &shared.spelling, first_revision + 1, last_change);
-        match tokio::time::timeout(REPLAY, output).await {
-            Ok(Ok(events)) => Ok(Replay { member: link.address, events }),
-            Ok(Err(error)) => Err(format!("{} does not tell the past: {error}", link.address)),
-            Err(_) => Err(format!("{} does not tell the past up to revision {last_change}", link.address)),
+        match watch::replay(&mut link.client, &shared.spelling, first_revision + 1, last_change).await {
+            Ok(events) => Ok(Replay { member: link.address, events }),
+            Err(error) => Err(format!("{} does not tell the past up to revision {last_change}: {error}", link.address)),
         }
     });
     let mut replays = Vec::new();

@@ -12,6 +12,9 @@ use super::members::Members;
 
 /// A watch without a message for so long is restarted: its member may be cut off without noticing.
 const SILENCE: Duration = Duration::from_secs(2);
+/// A member that tells nothing more of the past for so long does not tell it. There is no limit for all of it: etcd reads
+/// everything to the end again for each thousand revisions that it sends.
+const STALLED: Duration = Duration::from_secs(60);
 /// Between two tries to take a watch up.
 const PAUSE: Duration = Duration::from_millis(20);
 
@@ -117,7 +120,11 @@ pub(super) async fn replay(
     }
     let mut stream = open(client, &spelling.prefix, from).await?;
     while all.last().is_none_or(|event: &Event| event.revision < to) {
-        let Some(response) = stream.message().await? else {
+        let response = tokio::time::timeout(STALLED, stream.message());
+        let Ok(response) = response.await else {
+            return Err(Error::WatchError(format!("nothing more for {} s", STALLED.as_secs())));
+        };
+        let Some(response) = response? else {
             return Err(Error::WatchError("the stream ended".to_owned()));
         };
         if response.compact_revision() != 0 {

@@ -314,9 +314,6 @@ fn libvirt_at(libvirt: &Libvirt, fleet: &str) -> Connection {
 
 #[test]
 fn libvirt() {
-    if !libvirt::is_drawn(0) {
-        return;
-    }
     let libvirt = Libvirt::up();
     let connection = |fleet: &str| libvirt_at(&libvirt, fleet);
     let machines = (1..=3).map(|n| (format!("m{n}"), IpAddr::V4(Ipv4Addr::new(10, 79, 0, 10 + n)))).collect();

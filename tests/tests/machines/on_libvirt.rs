@@ -4,7 +4,7 @@ use std::net::TcpStream;
 use std::time::{Duration, Instant};
 
 use raftsman_tests::lab::{Lab, etcd_dir, eventually, soak};
-use raftsman_tests::libvirt::{BASE, Libvirt, NETWORK, POOL, SUBNET, is_drawn};
+use raftsman_tests::libvirt::{BASE, Libvirt, NETWORK, POOL, SUBNET};
 
 /// Machines without KVM: everything takes ten times as long, etcd's heartbeat included.
 fn file(libvirt: &Libvirt, network: &str, interfaces: &str, members: &str) -> String {
@@ -58,9 +58,6 @@ fn take(libvirt: &Libvirt, machine: &str, disks: &[&str]) {
 
 #[test]
 fn a_machine_whose_domain_is_lost_comes_back_around_its_data_disk() {
-    if !is_drawn(1) {
-        return;
-    }
     let libvirt = Libvirt::up();
     let before = libvirt.everything();
     // It asks by DHCP, and libvirt's network keeps the address for it; a second interface has an address of its own.

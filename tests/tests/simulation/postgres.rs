@@ -3,11 +3,11 @@
 use raftsman_core::plan::plan;
 use raftsman_tests::sim::{Cast, Stats, lives};
 
-/// So many plans a run of the tests makes at least. Of what `RAFTSMAN_SIM_PLANS` asks for it makes a third: each life takes
-/// three times as long as one of etcd alone.
+/// So many plans a run of the tests makes at least. Of what `RAFTSMAN_SIM_PLANS` asks for it makes two thirds: each life
+/// takes three times as long as one of etcd alone.
 fn wanted_plans() -> usize {
     let asked = std::env::var("RAFTSMAN_SIM_PLANS").ok().and_then(|n| n.parse::<usize>().ok());
-    asked.map_or(80_000, |asked| asked.div_ceil(3))
+    asked.map_or(80_000, |asked| (asked * 2).div_ceil(3))
 }
 
 fn live(cast: &Cast, wanted: usize) {
