@@ -17,7 +17,6 @@ use crate::lab::{Lab, binary};
 /// Where control groups are, in namespaces of our own.
 const GROUPS: &str = "/sys/fs/cgroup";
 const INSIDE: &str = "RAFTSMAN_INSIDE";
-const PEERS: u16 = 2380;
 
 /// Starts this program again in a network of its own, unless it is in one. Needs root.
 pub fn enter() {
@@ -33,6 +32,24 @@ pub fn enter() {
         .env(INSIDE, "1")
         .exec();
     panic!("unshare: {error}: install util-linux, iproute2 and nftables, and be root");
+}
+
+/// What cannot be reached of each other.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Ports {
+    /// Members of etcd, at the port for their like.
+    Peers,
+    /// Everything that is on the machines.
+    All,
+}
+
+impl Ports {
+    fn side(self, side: &str) -> String {
+        match self {
+            Self::Peers => format!("tcp {side} 2380"),
+            Self::All => String::new(),
+        }
+    }
 }
 
 /// Which packets are lost between a member and the others.
@@ -74,22 +91,22 @@ impl Groups {
         Path::new(GROUPS).join(&self.name)
     }
 
-    /// Cuts a member off from the others.
-    pub fn cut(&self, cut: Cut, member: (&str, Ipv4Addr), others: &[(String, Ipv4Addr)]) {
+    /// Cuts a machine off from the others.
+    pub fn cut(&self, cut: Cut, ports: Ports, machine: (&str, Ipv4Addr), others: &[(String, Ipv4Addr)]) {
         let mut rules = (String::new(), String::new());
         let mut lose = |from: (&str, Ipv4Addr), to: (&str, Ipv4Addr)| {
             let group = |name: &str| format!("socket cgroupv2 level 2 \"{}/{name}\"", self.name);
             // What its clients send, and what its server sends.
-            let _ = writeln!(rules.0, "  {} ip daddr {} tcp dport {PEERS} drop", group(from.0), to.1);
-            let _ = writeln!(rules.1, "  {} ip saddr {} tcp sport {PEERS} drop", group(to.0), from.1);
+            let _ = writeln!(rules.0, "  {} ip daddr {} {} drop", group(from.0), to.1, ports.side("dport"));
+            let _ = writeln!(rules.1, "  {} ip saddr {} {} drop", group(to.0), from.1, ports.side("sport"));
         };
         for (name, address) in others.iter().filter(|(name, _)| self.path().join(name).is_dir()) {
             let other = (name.as_str(), *address);
             if cut != Cut::Received {
-                lose(member, other);
+                lose(machine, other);
             }
             if cut != Cut::Sent {
-                lose(other, member);
+                lose(other, machine);
             }
         }
         nft(&format!(
@@ -99,7 +116,7 @@ impl Groups {
         ));
     }
 
-    /// All members reach each other again.
+    /// All machines reach each other again.
     pub fn heal() {
         nft("flush ruleset\n");
     }

@@ -115,6 +115,8 @@ pub(crate) enum Verb {
     MoveLeader(MoveLeader),
     /// Have a synchronous standby of a PostgreSQL cluster take the primary's place.
     Switchover(Switchover),
+    /// Give Patroni another user of etcd, and delete the one it has.
+    RotateUser(RotateUser),
     /// Show past steps: when, by which operator, and how they ended.
     Journal(Journal),
     /// Print what `etcdctl`, or a client of PostgreSQL, needs, for `eval`.
@@ -499,6 +501,29 @@ pub(crate) struct MoveLeader {
     /// Print what happens as JSON lines.
     #[arg(long)]
     pub(crate) json: bool,
+}
+
+#[derive(Debug, Args)]
+#[command(after_help = "\
+A second user is made; every node takes it up by a reload and is seen at etcd with it; then the
+first one is deleted, and with it the password that may have leaked. PostgreSQL is not touched.
+
+Examples:
+  raftsman rotate-user          shows what will happen, asks, does it
+  raftsman rotate-user app      where the file has several PostgreSQL clusters")]
+pub(crate) struct RotateUser {
+    /// Which PostgreSQL cluster; may be left out when there is only one.
+    #[arg(value_name = "CLUSTER")]
+    pub(crate) cluster: Option<String>,
+    /// Do not ask.
+    #[arg(short, long)]
+    pub(crate) yes: bool,
+    /// Print what happens as JSON lines.
+    #[arg(long)]
+    pub(crate) json: bool,
+    /// Give up when there was no progress for this long.
+    #[arg(long, default_value = "2m", value_name = "TIME", value_parser = duration)]
+    pub(crate) timeout: Duration,
 }
 
 #[derive(Debug, Args)]

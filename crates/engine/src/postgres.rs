@@ -72,6 +72,15 @@ impl StackHandle {
         }
     }
 
+    /// Has Patroni log in to etcd as the other of its two users from now on.
+    pub(crate) async fn change_etcd_user(&self, lock: &Lock, cluster: &Name) -> Result<(), StoreError> {
+        self.remember(lock, |ledger| {
+            let known = ledger.postgres.entry(cluster.clone()).or_default();
+            known.user = known.user.other();
+        })
+        .await
+    }
+
     /// Takes the password of a user that etcd does not have any more out of the state: the next one gets another.
     pub(crate) async fn forget_etcd_password(&self, lock: &Lock, user: &str) -> Result<(), StoreError> {
         match self.patronis_user(user) {

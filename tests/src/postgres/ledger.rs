@@ -20,6 +20,11 @@ const LIMIT: Duration = Duration::from_secs(20);
 /// A cluster that takes no write for so long at the beginning or at the end is down.
 const DOWN: Duration = Duration::from_secs(120);
 
+/// Its answer comes with the commit: the timeline, and a position before that of the commit.
+const INSERT: &str = "insert into ledger (id) values ($1) returning \
+                      substr(pg_walfile_name(pg_current_wal_insert_lsn()), 1, 8), \
+                      pg_wal_lsn_diff(pg_current_wal_insert_lsn(), '0/0')::int8";
+
 /// Clients at work.
 pub struct Ledger<'a> {
     cluster: &'a Clients,
@@ -33,6 +38,8 @@ pub struct Ledger<'a> {
 #[derive(Default)]
 struct Written {
     acknowledged: Vec<(String, Instant)>,
+    /// For each timeline: the highest position that an acknowledged write had begun at.
+    highest: BTreeMap<u32, u64>,
     errors: BTreeMap<String, u64>,
 }
 
@@ -47,6 +54,8 @@ pub struct Accounts {
     pub longest_gap: Duration,
     /// Ids that were acknowledged and are not there.
     pub lost: Vec<String>,
+    /// For each timeline: the highest position that an acknowledged write had begun at.
+    pub highest: BTreeMap<u32, u64>,
 }
 
 impl<'a> Ledger<'a> {
@@ -104,15 +113,25 @@ impl<'a> Ledger<'a> {
             for (text, times) in written.iter().flat_map(|client| &client.errors) {
                 *errors.entry(text.clone()).or_default() += times;
             }
+            let mut highest = BTreeMap::new();
+            for (timeline, position) in written.iter().flat_map(|client| &client.highest) {
+                raise(&mut highest, *timeline, *position);
+            }
             let gaps = written.iter().map(|client| longest_gap(self.begun, &client.acknowledged, ended));
             Accounts {
                 acknowledged: written.iter().map(|client| client.acknowledged.len()).sum(),
                 errors,
                 longest_gap: gaps.max().unwrap_or_default(),
                 lost,
+                highest,
             }
         })
     }
+}
+
+fn raise(highest: &mut BTreeMap<u32, u64>, timeline: u32, position: u64) {
+    let known = highest.entry(timeline).or_default();
+    *known = position.max(*known);
 }
 
 /// Waits until a client that knows only the balancer in front of the cluster could write.
@@ -174,12 +193,14 @@ async fn write(
                 Some(connected) if !connected.is_closed() => connected,
                 Some(_) | None => connect(&config, &tls).await?,
             };
-            connected.execute("insert into ledger (id) values ($1)", &[&id]).await?;
-            Ok::<_, tokio_postgres::Error>(connected)
+            let row = connected.query_one(INSERT, &[&id]).await?;
+            Ok::<_, tokio_postgres::Error>((connected, row))
         };
         match tokio::time::timeout(LIMIT, attempt).await {
-            Ok(Ok(connected)) => {
+            Ok(Ok((connected, row))) => {
                 client = Some(connected);
+                let timeline = u32::from_str_radix(row.get(0), 16).expect("a timeline");
+                raise(&mut written.highest, timeline, u64::try_from(row.get::<_, i64>(1)).expect("a position"));
                 written.acknowledged.push((id, Instant::now()));
                 acknowledged.fetch_add(1, Ordering::Relaxed);
                 tokio::time::sleep(PAUSE).await;

@@ -3,6 +3,7 @@
 pub mod bare;
 mod clients;
 mod connect;
+pub mod forks;
 pub mod ledger;
 pub mod operations;
 mod stack;

@@ -7,6 +7,7 @@ use rustix::process::Signal;
 use super::stack::{APPLY, Stack};
 use crate::dice::Dice;
 use crate::lab::{eventually, kill};
+use crate::partition::{Cut, Groups, Ports};
 
 /// The longest time after which something is killed: an `apply` that restarts every node takes about as long.
 const WITHIN_MS: usize = 15_000;
@@ -24,6 +25,8 @@ pub enum Operation {
     StandbyGone,
     /// The primary's machine stands still until another node leads, and goes on then.
     PrimaryPaused,
+    /// The primary's machine reaches neither etcd nor the other nodes until another node leads, and clients reach it.
+    PrimaryCutOff,
     /// Two members of etcd are killed at once.
     MembersKilled,
     /// Every member of etcd restarts for a setting.
@@ -34,6 +37,8 @@ pub enum Operation {
     MemberReplaced,
     /// The CA of etcd's clients is changed.
     EtcdCa,
+    /// Patroni gets another user of etcd.
+    EtcdUser,
     /// A parameter is raised or lowered that every node restarts for.
     Parameter,
     /// The same, and the command is killed.
@@ -44,17 +49,19 @@ pub enum Operation {
 
 impl Operation {
     /// All of them.
-    pub const ALL: [Self; 13] = [
+    pub const ALL: [Self; 15] = [
         Self::Switchover,
         Self::PrimaryKilled,
         Self::PrimaryGone,
         Self::StandbyGone,
         Self::PrimaryPaused,
+        Self::PrimaryCutOff,
         Self::MembersKilled,
         Self::EtcdRolled,
         Self::EtcdUpgraded,
         Self::MemberReplaced,
         Self::EtcdCa,
+        Self::EtcdUser,
         Self::Parameter,
         Self::CommandKilled,
         Self::AgentKilled,
@@ -68,11 +75,13 @@ impl Operation {
             Self::PrimaryGone => "primary's machine gone",
             Self::StandbyGone => "standby's machine gone",
             Self::PrimaryPaused => "primary paused",
+            Self::PrimaryCutOff => "primary cut off",
             Self::MembersKilled => "two members killed",
             Self::EtcdRolled => "etcd rolled",
             Self::EtcdUpgraded => "etcd upgraded",
             Self::MemberReplaced => "member replaced",
             Self::EtcdCa => "clients' CA changed",
+            Self::EtcdUser => "Patroni's user changed",
             Self::Parameter => "parameter changed",
             Self::CommandKilled => "command killed",
             Self::AgentKilled => "agent killed",
@@ -87,7 +96,7 @@ impl Operation {
 
     /// Does it, and brings the stack back to where nothing is left to do.
     #[track_caller]
-    pub fn carry_out(self, stack: &Stack<'_>, dice: &mut Dice) {
+    pub fn carry_out(self, stack: &Stack<'_>, groups: &Groups, dice: &mut Dice) {
         let lab = stack.lab;
         match self {
             Self::Switchover => stack.switch_over(),
@@ -112,6 +121,15 @@ impl Operation {
                 another_than(stack, &primary);
                 all.iter().for_each(|pid| kill(*pid, Signal::CONT));
             }
+            Self::PrimaryCutOff => {
+                let primary = the_primary(stack);
+                let members = lab.etcds().into_iter().map(|(name, _)| name);
+                let others = stack.nodes().into_iter().chain(members).filter(|name| *name != primary);
+                let others: Vec<_> = others.map(|name| (name.clone(), lab.address(&name))).collect();
+                groups.cut(Cut::Both, Ports::All, (&primary, lab.address(&primary)), &others);
+                another_than(stack, &primary);
+                Groups::heal();
+            }
             Self::MembersKilled => {
                 let members = dice.some(&lab.etcds(), 2);
                 members.iter().for_each(|(_, pid)| kill(*pid, Signal::KILL));
@@ -123,6 +141,7 @@ impl Operation {
                 lab.run(&["replace", dice.pick(&members).expect("a member"), "--yes"]).ok();
             }
             Self::EtcdCa => drop(lab.run(&["cert", "rotate", "clients", "--yes"]).ok()),
+            Self::EtcdUser => drop(lab.run(&["rotate-user", "--yes"]).ok()),
             Self::Parameter => another_parameter(stack, dice),
             Self::CommandKilled => {
                 another_parameter(stack, dice);

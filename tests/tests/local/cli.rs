@@ -10,7 +10,7 @@ use serde_json::Value;
 const APPLY: [&str; 5] = ["apply", "--yes", "--json", "--timeout", "30s"];
 
 /// Every verb, as written on the command line.
-const VERBS: [&str; 44] = [
+const VERBS: [&str; 45] = [
     "init",
     "adopt",
     "check",
@@ -36,6 +36,7 @@ const VERBS: [&str; 44] = [
     "compact",
     "move-leader",
     "switchover",
+    "rotate-user",
     "journal",
     "env",
     "psql",

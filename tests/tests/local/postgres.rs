@@ -6,9 +6,10 @@ use std::time::Instant;
 
 use raftsman_tests::dice::Dice;
 use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill, soak};
+use raftsman_tests::partition::{self, Groups};
 use raftsman_tests::postgres::bare::{major, postgres_dir};
 use raftsman_tests::postgres::operations::Operation;
-use raftsman_tests::postgres::{Ledger, Stack, Watch, balancer, catalog, psql, section, write_password};
+use raftsman_tests::postgres::{Ledger, Stack, Watch, balancer, catalog, forks, psql, section, write_password};
 use rustix::process::Signal;
 
 /// A file with three members, three nodes and a balancer in front of them.
@@ -58,6 +59,8 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     lab.run(&["cert", "rotate", "clients", "--yes"]).ok();
     stack.apply();
     ledger.await_writes(20);
+    patroni_gets_another_user(&stack);
+    ledger.await_writes(20);
     // Another node on request.
     let before = eventually("a primary", || stack.primary());
     stack.switch_over();
@@ -89,7 +92,10 @@ fn whatever_happens_no_acknowledged_commit_is_lost() {
     let wanted = said("RAFTSMAN_OPERATIONS").unwrap_or(if soak() { 100 } else { 2 });
     let drawn = || Dice::of_this_run("postgres").below(if soak() { 1 } else { 1000 }) as u64;
     let first = said("RAFTSMAN_SEED").unwrap_or_else(drawn);
-    let lab = Lab::new(&file().replace("mode: password }\n", "mode: password }\n    quota: 2GiB\n"));
+    // Networks between its machines that can be cut.
+    partition::enter();
+    let mut lab = Lab::new(&file().replace("mode: password }\n", "mode: password }\n    quota: 2GiB\n"));
+    let groups = Groups::of(&mut lab);
     write_password(&lab, "shop", None);
     let superuser = |_: &str, statement: &str| psql(&lab, statement);
     let stack = Stack { lab: &lab, superuser: &superuser };
@@ -105,10 +111,11 @@ fn whatever_happens_no_acknowledged_commit_is_lost() {
         let operation = order[usize::try_from(seed % all).expect("small")];
         let (watch, ledger) = (Watch::start(&clients), Ledger::start(&clients, 4));
         let begun = Instant::now();
-        operation.carry_out(&stack, &mut Dice::new(seed));
+        operation.carry_out(&stack, &groups, &mut Dice::new(seed));
         let took = begun.elapsed().as_secs_f64();
         ledger.await_writes(20);
         let (accounts, seen) = (ledger.finish(), watch.finish());
+        let left_behind = forks::left_behind(&accounts.highest, &stack.ask(forks::HISTORY));
         println!(
             "{seed:>4}  {:<22}  {took:>7.1}  {:>12}  {:>8} ms  {:>4}  {:>13}",
             operation.name(),
@@ -118,8 +125,8 @@ fn whatever_happens_no_acknowledged_commit_is_lost() {
             seen.two_primaries.len(),
         );
         let two = !seen.two_primaries.is_empty() && !operation.leaves_a_former_primary();
-        if !accounts.lost.is_empty() || two {
-            wrong.push(format!("seed {seed}, {}: {accounts:?}\n{seen:?}", operation.name()));
+        if !accounts.lost.is_empty() || !left_behind.is_empty() || two {
+            wrong.push(format!("seed {seed}, {}: {left_behind:?}\n{accounts:?}\n{seen:?}", operation.name()));
         }
     }
     assert!(wrong.is_empty(), "{}", wrong.join("\n\n"));
@@ -315,6 +322,50 @@ fn nodes_get_another_password(stack: &Stack<'_>) {
         assert_eq!(stack.ask("select count(pg_terminate_backend(pid)) from pg_stat_replication"), "2");
         let streaming = "select count(*) from pg_stat_replication where state = 'streaming'";
         eventually("standbys that stream", || (stack.ask(streaming) == "2").then_some(()));
+    }
+}
+
+/// The other user of etcd, with another password each time; the one before cannot log in any more.
+#[track_caller]
+fn patroni_gets_another_user(stack: &Stack<'_>) {
+    let lab = stack.lab;
+    let at = format!("https://{}:2379/v3/auth/authenticate", lab.address("main-1"));
+    let logs_in = |(user, password): &(String, String)| {
+        let mut curl = Command::new("curl");
+        curl.args([
+            "--silent",
+            "--insecure",
+            "--max-time",
+            "20",
+            "--output",
+            "/dev/null",
+            "--write-out",
+            "%{http_code}",
+        ]);
+        let login = format!("{{\"name\": \"{user}\", \"password\": \"{password}\"}}");
+        let asked = curl.args(["--data", &login, &at]).output().expect("curl runs");
+        asked.stdout == b"200"
+    };
+    let of_patroni = || {
+        let file = std::fs::read_to_string(lab.machine("app-1").join("postgres/patroni.yml")).expect("Patroni's file");
+        let etcd = file.split_once("etcd3:").expect("a section").1;
+        let value = |key: &str| {
+            let line = etcd.lines().find_map(|line| line.trim().strip_prefix(key)).expect("a key");
+            line.trim().trim_matches(['"', '\'']).to_owned()
+        };
+        (value("username:"), value("password:"))
+    };
+    let mut former = vec![of_patroni()];
+    for user in ["app-patroni-b", "app-patroni-a"] {
+        assert!(logs_in(former.last().expect("one")), "{former:?}");
+        let said = lab.run(&["rotate-user", "app", "--yes"]).ok().stdout;
+        assert!(said.contains(&format!("{user}      set user")), "{said}");
+        lab.nothing_to_do();
+        let now = of_patroni();
+        assert_eq!(now.0, user);
+        assert!(former.iter().all(|(_, password)| *password != now.1), "another password");
+        assert!(former.iter().all(|login| !logs_in(login)) && logs_in(&now), "{former:?} {now:?}");
+        former.push(now);
     }
 }
 

@@ -40,7 +40,7 @@ const CLUSTERS: [&str; 14] = [
 ];
 
 /// Verbs that take PostgreSQL clusters of the file.
-const POSTGRES: [&str; 2] = ["psql", "switchover"];
+const POSTGRES: [&str; 3] = ["psql", "rotate-user", "switchover"];
 /// Verbs of clusters that take PostgreSQL clusters, too.
 const BOTH: [&str; 4] = ["apply", "env", "plan", "status"];
 

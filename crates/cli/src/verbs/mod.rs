@@ -22,6 +22,7 @@ mod recover;
 mod replace;
 mod restore;
 mod rotate;
+mod rotate_user;
 mod state;
 mod status;
 mod switchover;
@@ -84,6 +85,7 @@ async fn once(common: &Common, verb: &Verb) -> Result<ExitCode, Failure> {
         Verb::Compact(args) => maintenance::run_compact(common, args).await,
         Verb::MoveLeader(args) => maintenance::run_move_leader(common, args).await,
         Verb::Switchover(args) => Box::pin(switchover::run(common, args)).await,
+        Verb::RotateUser(args) => Box::pin(rotate_user::run(common, args)).await,
         Verb::Verify(args) => maintenance::run_verify(common, args).await,
         Verb::Replace(args) => Box::pin(replace::run(common, args)).await,
         Verb::Recover(args) => Box::pin(recover::run(common, args)).await,

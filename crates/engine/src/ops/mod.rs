@@ -21,6 +21,7 @@ pub mod recover;
 pub mod replace;
 pub mod restore;
 pub mod rotate;
+pub mod rotate_user;
 pub mod state;
 pub mod status;
 pub mod switchover;
@@ -361,6 +362,33 @@ pub enum OpError {
         side: TrustDomain,
         /// Its certificate.
         certificate: String,
+    },
+    /// No member shows its users.
+    #[error(
+        "no member of `{0}` shows its users, so it is not known which of them Patroni has: `raftsman status` says what \
+         is wrong with the members"
+    )]
+    UsersUnknown(Name),
+    /// Patroni has no user yet.
+    #[error("etcd has no user `{user}` for `{cluster}` yet: `raftsman apply` makes it")]
+    NoUserYet {
+        /// The PostgreSQL cluster.
+        cluster: Name,
+        /// Its user.
+        user: String,
+    },
+    /// The last change of Patroni's user is not complete.
+    #[error(
+        "the user of etcd for `{cluster}` is being changed to `{user}`, and `{old}` is still there: `raftsman apply` \
+         completes it"
+    )]
+    UserChanges {
+        /// The PostgreSQL cluster.
+        cluster: Name,
+        /// The new user.
+        user: String,
+        /// The one that goes.
+        old: String,
     },
     /// There is no old authority.
     #[error("the {side} CA of `{cluster}` is the only one that is trusted: there is nothing to finish")]

@@ -156,18 +156,21 @@ fn of_rest(lab: &Lab) -> Vec<Row> {
         };
         Row { name, intended, enters: Box::new(enters) }
     };
-    // A switchover to a node that there is not: who is let in is told so.
-    let switch = |password: Option<&str>| -> Vec<String> {
+    let order = |password: Option<&str>, body: &str| -> Vec<String> {
         let login = password.map(|password| format!("raftsman:{password}"));
         let login = login.into_iter().flat_map(|login| ["--user".to_owned(), login]);
-        let order = ["--data", "{\"leader\": \"none\", \"candidate\": \"none\"}"].map(str::to_owned);
-        login.chain(order).collect()
+        login.chain(["--data", body].map(str::to_owned)).collect()
     };
+    // A switchover to a node that there is not: who is let in is told so.
+    let switch = |password: Option<&str>| order(password, "{\"leader\": \"none\", \"candidate\": \"none\"}");
+    // What a primary without etcd sends to the others: a node that takes it does not look for another one.
+    let failsafe = |password: Option<&str>| order(password, "{\"name\": \"none\"}");
     vec![
         ask("REST 8008: role", CLUSTERS_OWN, "/patroni", vec![], &[0]),
         ask("REST 8008: settings", CLUSTERS_OWN, "/config", vec![], &[0]),
         ask("REST 8008: switchover, no password", NOTHING, "/switchover", switch(None), &[0, 401]),
         ask("REST 8008: switchover, wrong password", NOTHING, "/switchover", switch(Some(WRONG)), &[0, 401]),
+        ask("REST 8008: failsafe, no password", NOTHING, "/failsafe", failsafe(None), &[0, 401]),
         ask("REST 8008: switchover, password", CLUSTERS_OWN, "/switchover", switch(Some(&password)), &[0, 401]),
     ]
 }

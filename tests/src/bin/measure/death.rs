@@ -23,7 +23,7 @@ use raftsman_tests::dice::Dice;
 use raftsman_tests::lab::{Lab, eventually, kill};
 use raftsman_tests::load::{Load, LoadSettings};
 use raftsman_tests::operations::{Auth, Operation, Shape};
-use raftsman_tests::partition::{self, Cut, Groups};
+use raftsman_tests::partition::{self, Cut, Groups, Ports};
 use raftsman_tests::readers;
 use rustix::process::Signal;
 use serde_json::Value;
@@ -356,7 +356,7 @@ fn struck(
             }
             if let Some(cut) = fault.cut() {
                 let (leader, others) = leader_and_others(lab, &addresses);
-                groups.cut(cut, (&leader.0, leader.1), &others);
+                groups.cut(cut, Ports::Peers, (&leader.0, leader.1), &others);
                 std::thread::spawn(move || {
                     std::thread::sleep(NAP);
                     Groups::heal();

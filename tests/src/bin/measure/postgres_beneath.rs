@@ -83,6 +83,10 @@ pub(crate) fn main(arguments: &[String]) -> ExitCode {
             stack.apply();
             stack.lab.nothing_to_do();
         }),
+        Kind::new("Patroni's user", 10 / part, |stack, _| {
+            stack.lab.run(&["rotate-user", "--yes"]).ok();
+            stack.lab.nothing_to_do();
+        }),
     ];
     let mut nothing = Kind::new("nothing", 0, |_, _| ());
     println!(
