@@ -143,6 +143,11 @@ big *args: everything lab
 death *args: everything lab
     ./target/release/measure death "$@"
 
+# The same over operations on a stack with PostgreSQL: just death-pg [--cells N]
+[positional-arguments]
+death-pg *args: everything lab lab-postgres
+    ./target/release/measure death-pg "$@"
+
 # Every verb that only reads, in eight loops beside planned operations and beside death: nothing is undone
 readers operations="12" cells="12": everything lab
     RAFTSMAN_READERS=1 RAFTSMAN_OPERATIONS={{operations}} cargo nextest run --release --workspace --test local --no-capture -E 'test(/^notice::/)'

@@ -12,5 +12,5 @@ pub mod watch;
 pub use bare::{BarePostgres, Dcs, Timers};
 pub use clients::Clients;
 pub use ledger::Ledger;
-pub use stack::{APPLY, Stack, balancer, catalog, psql, section, write_password};
+pub use stack::{APPLY, Stack, balancer, catalog, file, psql, section, write_password};
 pub use watch::Watch;

@@ -94,6 +94,43 @@ impl Operation {
         self == Self::PrimaryPaused
     }
 
+    /// One that raftsman carries out step by step: writes it into the file, where it is a matter of the file. The answer
+    /// is the command.
+    #[track_caller]
+    pub fn begin(self, stack: &Stack<'_>, dice: &mut Dice) -> Option<Vec<String>> {
+        let lab = stack.lab;
+        let words: Vec<&str> = match self {
+            Self::EtcdRolled => {
+                stack.exchange(["quota: 2GiB", "quota: 3GiB"]);
+                APPLY.to_vec()
+            }
+            Self::EtcdUpgraded => {
+                stack.exchange(["version: 3.6.15", "version: 3.6.14"]);
+                APPLY.to_vec()
+            }
+            Self::Parameter => {
+                another_parameter(stack, dice);
+                APPLY.to_vec()
+            }
+            Self::MemberReplaced => {
+                let members: Vec<String> = lab.etcds().into_iter().map(|(name, _)| name).collect();
+                return Some(["replace", dice.pick(&members).expect("a member"), "--yes"].map(str::to_owned).to_vec());
+            }
+            Self::EtcdCa => vec!["cert", "rotate", "clients", "--yes"],
+            Self::EtcdUser => vec!["rotate-user", "--yes"],
+            Self::Switchover
+            | Self::PrimaryKilled
+            | Self::PrimaryGone
+            | Self::StandbyGone
+            | Self::PrimaryPaused
+            | Self::PrimaryCutOff
+            | Self::MembersKilled
+            | Self::CommandKilled
+            | Self::AgentKilled => return None,
+        };
+        Some(words.into_iter().map(str::to_owned).collect())
+    }
+
     /// Does it, and brings the stack back to where nothing is left to do.
     #[track_caller]
     pub fn carry_out(self, stack: &Stack<'_>, groups: &Groups, dice: &mut Dice) {
@@ -102,7 +139,7 @@ impl Operation {
             Self::Switchover => stack.switch_over(),
             Self::PrimaryKilled => {
                 let primary = the_primary(stack);
-                stack.processes_of(&primary).into_iter().for_each(|(pid, _)| kill(pid, Signal::KILL));
+                stack.kill_node(&primary);
             }
             Self::PrimaryGone => {
                 let primary = the_primary(stack);
@@ -123,10 +160,7 @@ impl Operation {
             }
             Self::PrimaryCutOff => {
                 let primary = the_primary(stack);
-                let members = lab.etcds().into_iter().map(|(name, _)| name);
-                let others = stack.nodes().into_iter().chain(members).filter(|name| *name != primary);
-                let others: Vec<_> = others.map(|name| (name.clone(), lab.address(&name))).collect();
-                groups.cut(Cut::Both, Ports::All, (&primary, lab.address(&primary)), &others);
+                cut_off(stack, groups, &primary);
                 another_than(stack, &primary);
                 Groups::heal();
             }
@@ -134,15 +168,15 @@ impl Operation {
                 let members = dice.some(&lab.etcds(), 2);
                 members.iter().for_each(|(_, pid)| kill(*pid, Signal::KILL));
             }
-            Self::EtcdRolled => stack.exchange(["quota: 2GiB", "quota: 3GiB"]),
-            Self::EtcdUpgraded => stack.exchange(["version: 3.6.15", "version: 3.6.14"]),
-            Self::MemberReplaced => {
-                let members: Vec<String> = lab.etcds().into_iter().map(|(name, _)| name).collect();
-                lab.run(&["replace", dice.pick(&members).expect("a member"), "--yes"]).ok();
+            Self::EtcdRolled
+            | Self::EtcdUpgraded
+            | Self::MemberReplaced
+            | Self::EtcdCa
+            | Self::EtcdUser
+            | Self::Parameter => {
+                let words = self.begin(stack, dice).expect("a command");
+                lab.run(&words.iter().map(String::as_str).collect::<Vec<_>>()).ok();
             }
-            Self::EtcdCa => drop(lab.run(&["cert", "rotate", "clients", "--yes"]).ok()),
-            Self::EtcdUser => drop(lab.run(&["rotate-user", "--yes"]).ok()),
-            Self::Parameter => another_parameter(stack, dice),
             Self::CommandKilled => {
                 another_parameter(stack, dice);
                 let mut apply = lab.spawn(&APPLY);
@@ -173,6 +207,15 @@ fn the_primary(stack: &Stack<'_>) -> String {
 #[track_caller]
 fn another_than(stack: &Stack<'_>, former: &str) {
     eventually("another primary", || stack.primary().filter(|now| now != former));
+}
+
+/// The node's machine and the others do not reach each other any more; clients reach all of them.
+pub fn cut_off(stack: &Stack<'_>, groups: &Groups, node: &str) {
+    let lab = stack.lab;
+    let members = lab.etcds().into_iter().map(|(name, _)| name);
+    let others = stack.nodes().into_iter().chain(members).filter(|name| name != node);
+    let others: Vec<_> = others.map(|name| (name.clone(), lab.address(&name))).collect();
+    groups.cut(Cut::Both, Ports::All, (node, lab.address(node)), &others);
 }
 
 /// Writes another number of connections into the file.

@@ -4,11 +4,12 @@ use std::fs;
 use std::net::{IpAddr, SocketAddr};
 use std::os::unix::fs::PermissionsExt as _;
 
+use rustix::process::Signal;
 use serde_json::Value;
 
-use super::bare::{demotions_in, postgres_dir};
+use super::bare::{demotions_in, major, postgres_dir};
 use super::clients::Clients;
-use crate::lab::{Lab, Output, eventually};
+use crate::lab::{Lab, Output, etcd_dir, eventually, kill};
 
 /// The role that clients log in as, its password, and its database.
 const LOGIN: (&str, &str) = ("shop", "shop-secret");
@@ -42,6 +43,23 @@ pub fn catalog() -> String {
     format!(
         "    roles:\n      {0}: {{ password: {{ file: {0}.password }} }}\n    databases:\n      {DATABASE}: {{ owner: {0} }}\n",
         LOGIN.0
+    )
+}
+
+/// A file with three members with these further lines, three nodes and a balancer in front of them.
+pub fn file(of_etcd: &str) -> String {
+    format!(
+        "fleet: lab
+etcd:
+  main:
+    members: 3
+    version: 3.6.15
+    source: {{ directory: {:?} }}
+    auth: {{ mode: password }}
+{of_etcd}{}{}",
+        etcd_dir(),
+        section(&major(), "127.0.0.0/8", &format!("    nodes: 3\n{}", catalog())),
+        balancer("instances: 2")
     )
 }
 
@@ -125,6 +143,11 @@ impl Stack<'_> {
     pub fn processes_of(&self, node: &str) -> Vec<(u32, String)> {
         let dir = self.lab.machine(node).join("postgres").to_string_lossy().into_owned();
         self.lab.processes().into_iter().filter(|(_, line)| line.contains(&dir)).collect()
+    }
+
+    /// Kills Patroni and PostgreSQL on a node.
+    pub fn kill_node(&self, node: &str) {
+        self.processes_of(node).into_iter().for_each(|(pid, _)| kill(pid, Signal::KILL));
     }
 
     /// How often a primary gave its role up, by the words of every Patroni, where its machines are on this computer.

@@ -5,33 +5,15 @@ use std::process::{Command, Stdio};
 use std::time::Instant;
 
 use raftsman_tests::dice::Dice;
-use raftsman_tests::lab::{Lab, etcd_dir, eventually, kill, soak};
+use raftsman_tests::lab::{Lab, etcd_dir, eventually, soak};
 use raftsman_tests::partition::{self, Groups};
-use raftsman_tests::postgres::bare::{major, postgres_dir};
+use raftsman_tests::postgres::bare::postgres_dir;
 use raftsman_tests::postgres::operations::Operation;
-use raftsman_tests::postgres::{Ledger, Stack, Watch, balancer, catalog, forks, psql, section, write_password};
-use rustix::process::Signal;
-
-/// A file with three members, three nodes and a balancer in front of them.
-fn file() -> String {
-    let section = section(&major(), "127.0.0.0/8", &format!("    nodes: 3\n{}", catalog()));
-    format!(
-        "fleet: lab
-etcd:
-  main:
-    members: 3
-    version: 3.6.15
-    source: {{ directory: {:?} }}
-    auth: {{ mode: password }}
-{section}{}",
-        etcd_dir(),
-        balancer("instances: 2")
-    )
-}
+use raftsman_tests::postgres::{Ledger, Stack, Watch, file, forks, psql, write_password};
 
 #[test]
 fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
-    let lab = Lab::new(&file());
+    let lab = Lab::new(&file(""));
     write_password(&lab, "shop", None);
     lab.apply();
     lab.nothing_to_do();
@@ -68,9 +50,7 @@ fn a_stack_is_brought_up_changed_beneath_and_above_and_destroyed() {
     assert_ne!(before, after);
     ledger.await_writes(20);
     // The primary's Patroni and PostgreSQL are killed: its agent starts them again, or a synchronous standby follows.
-    for (pid, _) in stack.processes_of(&after) {
-        kill(pid, Signal::KILL);
-    }
+    stack.kill_node(&after);
     ledger.await_writes(20);
     stack.apply();
     lab.nothing_to_do();
@@ -94,7 +74,7 @@ fn whatever_happens_no_acknowledged_commit_is_lost() {
     let first = said("RAFTSMAN_SEED").unwrap_or_else(drawn);
     // Networks between its machines that can be cut.
     partition::enter();
-    let mut lab = Lab::new(&file().replace("mode: password }\n", "mode: password }\n    quota: 2GiB\n"));
+    let mut lab = Lab::new(&file("    quota: 2GiB\n"));
     let groups = Groups::of(&mut lab);
     write_password(&lab, "shop", None);
     let superuser = |_: &str, statement: &str| psql(&lab, statement);
@@ -390,7 +370,7 @@ fn only_the_role_gets_in(lab: &Lab) {
 /// The default bundle is the one beside the agent, and a file without one says how it is made.
 #[test]
 fn a_missing_bundle_is_named_before_anything_is_made() {
-    let text = file();
+    let text = file("");
     let (from, to) = (text.find(", source: { bundle").expect("a source"), text.find(" } } }\n").expect("its end"));
     let lab = Lab::new(&format!("{}{}", &text[..from], &text[to + " } }".len()..]));
     let beside = raftsman_tests::lab::binary("raftsman-agent").with_file_name("patroni-4.1.5.tar");

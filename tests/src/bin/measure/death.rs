@@ -13,7 +13,6 @@
 #![allow(clippy::print_stdout, reason = "a table is printed")]
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::io::{BufRead as _, Write as _};
 use std::net::Ipv4Addr;
 use std::process::{ExitCode, Stdio};
@@ -27,6 +26,8 @@ use raftsman_tests::partition::{self, Cut, Groups, Ports};
 use raftsman_tests::readers;
 use rustix::process::Signal;
 use serde_json::Value;
+
+use crate::cells;
 
 /// What dies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
@@ -475,23 +476,7 @@ fn strike(lab: &Lab, fault: Fault, command: u32, dice: &mut Dice) -> Option<(Str
 }
 
 fn table(results: &[Outcome]) -> (String, bool) {
-    let green = results.iter().filter(|(.., result)| result.is_ok()).count();
-    let mut out = format!("{green} of {} cells green.\n\n| operation |", results.len());
-    for fault in Fault::ALL {
-        let _ = write!(out, " {} |", fault.name());
-    }
-    out.push_str("\n|---|");
-    out.push_str(&"---|".repeat(Fault::ALL.len()));
-    out.push('\n');
-    for operation in Operation::ALL {
-        let _ = write!(out, "| {} |", operation.name());
-        for fault in Fault::ALL {
-            let of: Vec<bool> =
-                results.iter().filter(|(o, f, ..)| (*o, *f) == (operation, fault)).map(|(.., r)| r.is_ok()).collect();
-            let green = of.iter().filter(|green| **green).count();
-            let _ = if of.is_empty() { write!(out, " - |") } else { write!(out, " {green}/{} |", of.len()) };
-        }
-        out.push('\n');
-    }
-    (out, green == results.len())
+    let verdicts: Vec<(&str, &str, bool)> =
+        results.iter().map(|(o, f, _, r)| (o.name(), f.name(), r.is_ok())).collect();
+    cells::table(&Operation::ALL.map(Operation::name), &Fault::ALL.map(Fault::name), &verdicts)
 }

@@ -5,7 +5,9 @@
 mod access_matrix;
 mod backup;
 mod big;
+mod cells;
 mod death;
+mod death_postgres;
 mod incus;
 mod pause;
 mod postgres;
@@ -22,7 +24,7 @@ use std::process::ExitCode;
 type Main = fn(&[String]) -> ExitCode;
 
 /// Names as `just` has them.
-const ALL: [(&str, Main); 16] = [
+const ALL: [(&str, Main); 17] = [
     ("access-matrix", access_matrix::main),
     ("bench-backup", backup::main),
     ("bench-incus", incus::main),
@@ -37,6 +39,7 @@ const ALL: [(&str, Main); 16] = [
     ("bench-up", up::main),
     ("big", big::main),
     ("death", death::main),
+    ("death-pg", death_postgres::main),
     ("skew", skew::main),
     ("under-load", under_load::main),
 ];
